@@ -1,0 +1,39 @@
+# Each target sets up all it needs in .venv: a Python 3.11, a C++ compiler and the package registry
+# are enough. `make install` alone does the set-up.
+
+PYTHON ?= python3.11
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+
+.PHONY: install demo test lint bench clean
+
+install: $(INSTALLED)
+
+# torch goes first and by its exact version: anything that asks for a range would bring in the
+# registry's newest build, with gigabytes of CUDA libraries.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Attune needs Python 3.11: install it, or name it with 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || { echo "Attune needs a C++ compiler (DeepSpeed builds a small part of itself): install g++"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch==2.13.0 setuptools
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(VENV)/bin/attune doctor
+	$(VENV)/bin/attune data prepare --source bundled --out .attune/data/bundled
+	$(VENV)/bin/attune data inspect .attune/data/bundled
+
+test: install
+	$(VENV)/bin/python -m pytest
+
+lint: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: install
+	$(VENV)/bin/python -m attune.jobs.bench
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

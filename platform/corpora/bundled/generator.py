@@ -1,0 +1,208 @@
+"""Material -> conversations, the same ones every time.
+
+The splits are by material: a situation with all it contains (its causes, questions, answers and
+replies) belongs to one split by its place in its file, and so does each frame of a listener's
+general answers. Only how a feeling shows (`feelings`, `names`) and closing words are shared, as
+they are in life. What a conversation is made of is drawn from a generator seeded by emotion and
+situation, so that editing one leaves the others as they are.
+"""
+
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeVar
+
+import polars as pl
+import yaml
+
+from attune.platform.corpora.conversations import LISTENER, SPEAKER, UNPAIRED, conversations
+from attune.platform.corpora.labels import EMOTIONS, NEUTRAL
+from attune.platform.text.lexicons import Lexicon
+
+T = TypeVar("T")
+
+# The split of each of the 16 situations of an emotion, and of each ten frames of a listener.
+SITUATION_SPLITS = ("train", "train", "train", "valid", "train", UNPAIRED[0], "train", "test",
+                    "train", "train", "train", "valid", "train", UNPAIRED[1], "train", "test")  # fmt: skip
+FRAME_SPLITS = ("train", "train", "train", "valid", "test") * 2
+CONVERSATIONS_OF_A_SITUATION = {"train": 5, "valid": 3, "test": 3, UNPAIRED[0]: 6, UNPAIRED[1]: 8}
+
+NAMES_IT = 0.15  # how often a speaker names the emotion
+FEELING = 0.45  # how often a sentence about the feeling follows what happened
+GOES_ON = 0.6  # how often the speaker has the last word and the listener says goodbye
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utterance:
+    """One turn, with what is true of it by construction."""
+
+    role: str
+    text: str
+    label: str
+    cause: bool = False
+
+
+def read() -> Iterator[pl.DataFrame]:
+    """All conversations of the corpus, in the one frame of `corpora/conversations.py`."""
+    rows: list[dict[str, object]] = []
+    for emotion in EMOTIONS:
+        for place, situation in enumerate(_material(emotion)["situations"]):
+            for number, turns in enumerate(_conversations(emotion, place)):
+                row = {
+                    "conversation_id": f"{emotion}-{place:02d}-{number}",
+                    "split": SITUATION_SPLITS[place],
+                    "emotion": emotion,
+                    "situation": situation["summary"],
+                    "file": f"{emotion}.yaml",
+                    "row": place + 1,
+                }
+                rows.extend({**row, "turn": t, **vars(u)} for t, u in enumerate(turns))
+    yield conversations(rows)
+
+
+def lexicon() -> Lexicon:
+    """The emotional words of the material; one that stands in several files gets their mean."""
+    values: dict[str, list[tuple[float, float]]] = {}
+    for emotion in EMOTIONS:
+        for word, pair in _material(emotion)["lexicon"].items():
+            values.setdefault(word, []).append(tuple(pair))
+    means = {
+        word: (
+            round(sum(valence for valence, _ in pairs) / len(pairs), 4),
+            round(sum(arousal for _, arousal in pairs) / len(pairs), 4),
+        )
+        for word, pairs in values.items()
+    }
+    return Lexicon(words=frozenset(means), valence_arousal=means)
+
+
+def _conversations(emotion: str, place: int) -> list[list[Utterance]]:
+    """The different conversations about one situation."""
+    split = SITUATION_SPLITS[place]
+    draw = random.Random(f"{emotion} {place}")
+    writer = _Writer(emotion, place, draw)
+    make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}.get(split, writer.conversation)
+    made: list[list[Utterance]] = []
+    while len(made) < CONVERSATIONS_OF_A_SITUATION[split]:
+        candidate = make()
+        if candidate not in made:
+            made.append(candidate)
+    return made
+
+
+class _Writer:
+    """Writes conversations about one situation."""
+
+    def __init__(self, emotion: str, place: int, draw: random.Random):
+        material = _material(emotion)
+        # The unpaired streams are learned from, so they speak in the frames of train.
+        split = SITUATION_SPLITS[place]
+        split = split if split in FRAME_SPLITS else "train"
+        tone = next(t for t, emotions in _frames()["tones"].items() if emotion in emotions)
+        self.emotion, self.draw = emotion, draw
+        self.situation = material["situations"][place]
+        self.feelings, self.names = material["feelings"], material["names"]
+        self.closings = material["closings"]
+        self.openers = _of_split(_frames()["openers"], split)
+        self.acknowledgements = _of_split(_frames()["acknowledgements"][tone], split)
+        self.farewells = _of_split(_frames()["farewells"][tone], split)
+
+    def conversation(self) -> list[Utterance]:
+        """One of four shapes, with or without a goodbye."""
+        shapes = (self._told, self._told, self._hooked, self._acknowledged, self._questioned)
+        turns = self.draw.choice(shapes)()
+        goes_on = self.draw.random() < GOES_ON
+        turns.append(self._reply(last=not goes_on))
+        if goes_on:
+            closing = self.draw.choice(self.closings)
+            turns.append(Utterance(role=SPEAKER, text=closing["text"], label=closing["label"]))
+            turns.append(self._framed(self.farewells))
+        return turns
+
+    def context(self) -> list[Utterance]:
+        """What comes before a reply."""
+        shapes = (self._told, self._hooked, self._acknowledged, self._questioned)
+        return self.draw.choice(shapes)()
+
+    def response(self) -> list[Utterance]:
+        """A listener's answer alone."""
+        makers = (self._reply, self._question, lambda: self._framed(self.acknowledgements))
+        return [self.draw.choice(makers)()]
+
+    def _told(self) -> list[Utterance]:
+        return [self._cause(), *self._asked()]
+
+    def _hooked(self) -> list[Utterance]:
+        return [*self._opening(), self._cause()]
+
+    def _questioned(self) -> list[Utterance]:
+        return [*self._opening(), self._cause(), *self._asked()]
+
+    def _acknowledged(self) -> list[Utterance]:
+        how = self._feeling()
+        return [
+            self._cause(feeling=False),
+            self._framed(self.acknowledgements),
+            Utterance(role=SPEAKER, text=how, label=self.emotion),
+        ]
+
+    def _opening(self) -> list[Utterance]:
+        opener = self.draw.choice(self.openers)
+        return [
+            Utterance(role=SPEAKER, text=self.situation["hook"], label=NEUTRAL),
+            Utterance(role=LISTENER, text=opener, label="questioning"),
+        ]
+
+    def _cause(self, feeling: bool = True) -> Utterance:
+        text = self.draw.choice(self.situation["causes"])
+        if feeling and self.draw.random() < FEELING:
+            text = f"{text} {self._feeling()}"
+        return Utterance(role=SPEAKER, text=text, label=self.emotion, cause=True)
+
+    def _asked(self) -> list[Utterance]:
+        asked = self.draw.choice(self.situation["asked"])
+        text, label = asked["answer"], NEUTRAL
+        if self.draw.random() < FEELING:
+            text, label = f"{text} {self._feeling()}", self.emotion
+        return [
+            Utterance(role=LISTENER, text=asked["question"], label="questioning"),
+            Utterance(role=SPEAKER, text=text, label=label),
+        ]
+
+    def _question(self) -> Utterance:
+        asked = self.draw.choice(self.situation["asked"])
+        return Utterance(role=LISTENER, text=asked["question"], label="questioning")
+
+    def _reply(self, last: bool = True) -> Utterance:
+        # A question would want an answer, so it ends a conversation or is not asked.
+        replies = [r for r in self.situation["replies"] if last or r["intent"] != "questioning"]
+        reply = self.draw.choice(replies)
+        return Utterance(role=LISTENER, text=reply["text"], label=reply["intent"])
+
+    def _framed(self, frames: Sequence[dict[str, str]]) -> Utterance:
+        frame = self.draw.choice(frames)
+        text = frame["text"].format(topic=self.situation["topic"])
+        return Utterance(role=LISTENER, text=text[0].upper() + text[1:], label=frame["intent"])
+
+    def _feeling(self) -> str:
+        named = self.draw.random() < NAMES_IT
+        return str(self.draw.choice(self.names if named else self.feelings))
+
+
+def _of_split(frames: Sequence[T], split: str) -> list[T]:
+    return [frame for frame, of in zip(frames, FRAME_SPLITS, strict=True) if of == split]
+
+
+@functools.cache
+def _material(name: str) -> dict[str, Any]:
+    folder = resources.files("attune.platform.corpora.bundled").joinpath("material")
+    content: dict[str, Any] = yaml.load(
+        folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
+    )
+    return content
+
+
+def _frames() -> dict[str, Any]:
+    return _material("listener_frames")

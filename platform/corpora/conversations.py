@@ -1,0 +1,195 @@
+"""The one frame that every reader makes: an utterance a row, a conversation's rows together.
+
+Readers do not raise for a bad row: they set its `problem`. `check` adds what can be judged the
+same way for all formats, and `divide` sets whole conversations aside, because a conversation that
+lost a turn would give samples whose context is silently wrong. A problem reads "kind: details" or
+"kind 'name': details", so that rejects can be counted by kind.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import polars as pl
+
+from attune.platform.corpora.labels import EMOTIONS
+from attune.platform.errors import unknown
+
+SPEAKER, LISTENER = "speaker", "listener"
+SPLITS = ("train", "valid", "test")
+UNPAIRED = ("unpaired_contexts", "unpaired_responses")
+
+CONVERSATIONS = pl.Schema(
+    {
+        "conversation_id": pl.String,
+        "split": pl.String,  # one of SPLITS; null: to be drawn from the id
+        "turn": pl.Int64,  # 0, 1, 2 ... within the conversation
+        "role": pl.String,  # SPEAKER (who feels) or LISTENER (who answers)
+        "text": pl.String,
+        "emotion": pl.String,  # of the conversation
+        "situation": pl.String,  # of the conversation
+        "label": pl.String,  # of the utterance: one of the 41, or the data set's own
+        "cause": pl.Boolean,  # does this utterance hold the cause of the conversation's emotion?
+        "evidence": pl.List(pl.Int64),  # the turns that cause *this* utterance's emotion (RECCON)
+        "speaker": pl.String,  # who says it, where known
+        "start": pl.Float64,  # seconds, where the source has a clock
+        "end": pl.Float64,
+        "episode": pl.String,  # what must not be divided between splits, where known
+        "file": pl.String,  # where the row stands, for messages
+        "row": pl.Int64,
+        "problem": pl.String,  # why it cannot be used; null: nothing wrong so far
+    }
+)
+
+_OF_THE_CONVERSATION = ("emotion", "situation", "split")
+
+
+def conversations(columns: object) -> pl.DataFrame:
+    """A frame in the one schema from rows or columns; what a source lacks is null."""
+    frame = pl.DataFrame(columns, infer_schema_length=None)  # type: ignore[arg-type]
+    if frame.is_empty():
+        return CONVERSATIONS.to_frame()
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in CONVERSATIONS.items()
+    )
+
+
+def whole_conversations(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The same rows, cut so that no conversation lies in two frames. Memory: one frame."""
+    held: pl.DataFrame | None = None
+    for frame in frames:
+        frame = frame if held is None else pl.concat([held, frame])
+        last = frame["conversation_id"].drop_nulls()
+        if last.is_empty():
+            held = frame
+            continue
+        # A row without an id (it could not be read) stays with the rows before it.
+        start = frame.select((pl.col("conversation_id") == last[-1]).arg_max()).item()
+        if start:
+            yield frame.head(start)
+        held = frame.slice(start)
+    if held is not None and held.height:
+        yield held
+
+
+class Checker:
+    """Judges the rows of a source, frame by frame; remembers which conversations it has seen."""
+
+    def __init__(
+        self,
+        emotions: Iterable[str] = EMOTIONS,
+        *,
+        splits: Iterable[str] = SPLITS,
+        any_emotion: bool = False,
+    ):
+        self.emotions = frozenset(emotions)
+        self.any_emotion = any_emotion
+        self.splits = frozenset(splits)
+        self._seen: set[int] = set()  # hashes: 8 bytes of a conversation, not its name
+
+    def check(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with `problem` filled in wherever a row cannot be used."""
+        # A row that could not be read belongs to the conversation that goes on around it.
+        name = pl.col("conversation_id")
+        inside = name.is_null() & (name.forward_fill() == name.backward_fill())
+        frame = frame.with_columns(
+            conversation_id=pl.when(inside).then(name.forward_fill()).otherwise(name)
+        )
+        frame = frame.with_columns(block=name.rle_id(), again=self._again(frame))
+        names = {e: unknown("emotion", e, self.emotions) for e in self._strange(frame)}
+        expected = pl.int_range(pl.len()).over("block")
+        problems = [
+            (pl.col("conversation_id").is_null(), pl.lit("no conversation id")),
+            (
+                pl.col("again"),
+                pl.format(
+                    "occurs again: conversation '{}'; give it another id, or keep its rows together",
+                    "conversation_id",
+                ),
+            ),
+            (
+                ~pl.col("role").is_in([SPEAKER, LISTENER]).fill_null(False),
+                pl.format(
+                    "unknown role '{}': choose speaker or listener", pl.col("role").fill_null("")
+                ),
+            ),
+            (pl.col("text").str.strip_chars().fill_null("") == "", pl.lit("empty text")),
+            (
+                pl.col("turn").ne_missing(expected),
+                pl.format(
+                    "wrong turn: {} where {} was expected (is a turn missing, doubled or out of order?)",
+                    pl.col("turn").cast(pl.String).fill_null("none"),
+                    expected,
+                ),
+            ),
+            (
+                ~pl.col("split").is_in(list(self.splits)).fill_null(True),
+                pl.format("unknown split '{}': choose train, valid or test", "split"),
+            ),
+            (
+                pl.col("emotion").is_in(list(names)).fill_null(False),
+                pl.col("emotion").replace_strict(names, default=None, return_dtype=pl.String),
+            ),
+            *(
+                (
+                    pl.col(name).ne_missing(pl.col(name).first().over("block")),
+                    pl.lit(f"the {name} changes within the conversation"),
+                )
+                for name in _OF_THE_CONVERSATION
+            ),
+        ]
+        problem = pl.col("problem")
+        for wrong, words in problems:
+            problem = pl.when(problem.is_null() & wrong).then(words).otherwise(problem)
+        return frame.with_columns(problem=problem).drop("block", "again")
+
+    def _strange(self, frame: pl.DataFrame) -> list[str]:
+        if self.any_emotion:
+            return []
+        given = frame["emotion"].drop_nulls().unique()
+        return sorted(set(given) - self.emotions)
+
+    def _again(self, frame: pl.DataFrame) -> pl.Series:
+        """Which rows belong to a conversation that had already ended."""
+        blocks = frame["conversation_id"].rle().struct.unnest()
+        again = []
+        for name in blocks["value"]:
+            key = hash(name)
+            again.append(name is not None and key in self._seen)
+            if name is not None:
+                self._seen.add(key)
+        return pl.Series("again", np.repeat(np.array(again, dtype=bool), blocks["len"]))
+
+
+def kind_of(problem: str) -> str:
+    """What a problem is counted under: `unknown emotion` for `unknown emotion 'happi': ...`."""
+    return re.split(r"[:'(]", problem, maxsplit=1)[0].strip()
+
+
+def divide(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(usable conversations, rejected rows with their reasons)."""
+    bad = frame.filter(pl.col("problem").is_not_null())
+    spoilt = dict(
+        bad.filter(pl.col("conversation_id").is_not_null())
+        .group_by("conversation_id", maintain_order=True)
+        .agg(pl.col("row").first())
+        .iter_rows()
+    )
+    marked = frame.with_columns(
+        problem=pl.when(pl.col("problem").is_not_null())
+        .then("problem")
+        .when(pl.col("conversation_id").is_in(list(spoilt)))
+        .then(
+            pl.format(
+                "belongs to a spoilt conversation: '{}', see row {}",
+                "conversation_id",
+                pl.col("conversation_id").replace_strict(
+                    spoilt, default=None, return_dtype=pl.Int64
+                ),
+            )
+        )
+    )
+    return marked.filter(pl.col("problem").is_null()), marked.filter(
+        pl.col("problem").is_not_null()
+    )

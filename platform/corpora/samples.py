@@ -1,0 +1,94 @@
+"""Conversations -> samples: one per listener turn, with the context so far.
+
+Unpaired text takes the same schema: an unpaired context has no response, an unpaired response no
+context. An utterance is tokenised once, however many contexts it stands in.
+"""
+
+import polars as pl
+
+from attune.platform.corpora.conversations import LISTENER, SPEAKER, UNPAIRED
+from attune.platform.text.tokenizing import tokenize
+
+SAMPLES = pl.Schema(
+    {
+        "conversation_id": pl.String,
+        "turn": pl.Int64,  # of the response
+        "emotion": pl.String,
+        "situation": pl.String,
+        "situation_tokens": pl.String,  # tokens joined by blanks, here and below
+        "context": pl.List(pl.String),  # the utterances before the response, oldest first
+        "context_tokens": pl.List(pl.String),
+        "context_roles": pl.List(pl.String),
+        "context_labels": pl.List(pl.String),  # of the 41, null where not annotated
+        "context_causes": pl.List(pl.Boolean),  # holds the cause of the emotion?
+        "context_evidence": pl.List(pl.List(pl.Int64)),  # the turns that cause each one's own label
+        "response": pl.String,
+        "response_tokens": pl.String,
+        "response_label": pl.String,
+        "next_turn": pl.String,  # the speaker's reply, where there is one
+        "next_turn_tokens": pl.String,
+    }
+)
+
+_LISTS = {
+    "text": "context",
+    "tokens": "context_tokens",
+    "role": "context_roles",
+    "label": "context_labels",
+    "cause": "context_causes",
+    "evidence": "context_evidence",
+}
+
+
+def tokenized(conversations: pl.DataFrame) -> pl.DataFrame:
+    """The conversations with `tokens` and `situation_tokens`, each distinct text done once."""
+    tokens = tokenize(pl.concat([conversations["text"], conversations["situation"]]))
+    count = conversations.height
+    return conversations.with_columns(
+        tokens=tokens.head(count), situation_tokens=tokens.tail(count)
+    )
+
+
+def samples(utterances: pl.DataFrame) -> pl.DataFrame:
+    """The samples of whole, tokenised conversations, with the column `split`, in their order."""
+    whole = utterances.group_by("conversation_id", maintain_order=True).agg(
+        pl.col(name).alias(column) for name, column in _LISTS.items()
+    )
+    ends = _ends(utterances).join(whole, on="conversation_id", how="left", maintain_order="left")
+    # A response ends the context before it; an unpaired context is the whole conversation.
+    length = pl.when(pl.col("split") == UNPAIRED[0]).then(pl.col("turn") + 1).otherwise("turn")
+    return ends.with_columns(
+        next_turn=_next("context"),
+        next_turn_tokens=_next("context_tokens"),
+        *(pl.col(column).list.head(length) for column in _LISTS.values()),
+    ).select("split", *SAMPLES)
+
+
+def _ends(utterances: pl.DataFrame) -> pl.DataFrame:
+    """The utterances that make a sample, as its response (or, unpaired, as the context's end)."""
+    last = pl.col("turn") == pl.col("turn").max().over("conversation_id")
+    context_end = (pl.col("split") == UNPAIRED[0]) & last
+    response = (pl.col("role") == LISTENER) & (
+        ((pl.col("turn") > 0) & (pl.col("split") != UNPAIRED[0])) | (pl.col("split") == UNPAIRED[1])
+    )
+
+    def spoken(column: str) -> pl.Expr:
+        return pl.when(response).then(column)
+
+    return utterances.filter(context_end | response).select(
+        "conversation_id",
+        "split",
+        "turn",
+        "emotion",
+        "situation",
+        "situation_tokens",
+        response=spoken("text"),
+        response_tokens=spoken("tokens"),
+        response_label=spoken("label"),
+    )
+
+
+def _next(column: str) -> pl.Expr:
+    following = pl.col("turn") + 1
+    answered = pl.col("context_roles").list.get(following, null_on_oob=True) == SPEAKER
+    return pl.when(answered).then(pl.col(column).list.get(following, null_on_oob=True))
