@@ -3,6 +3,8 @@
 
 PYTHON ?= python3.11
 VENV := .venv
+# mypy cannot follow the mapping of folders to packages, so it gets links in their places.
+LINKS := $(VENV)/links/attune
 INSTALLED := $(VENV)/.installed
 
 .PHONY: install demo test lint bench clean
@@ -30,7 +32,9 @@ test: install
 lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	mkdir -p $(LINKS)
+	ln -sfn $(addprefix $(CURDIR)/,platform models jobs ui) $(LINKS)
+	MYPYPATH=$(VENV)/links $(VENV)/bin/mypy --package attune
 
 bench: install
 	$(VENV)/bin/python -m attune.jobs.bench

@@ -1,0 +1,1 @@
+"""Data sets: readers, the bundled corpus, and the way from conversations to samples."""

@@ -20,7 +20,7 @@ SPLITS = ("train", "valid", "test")
 UNPAIRED = ("unpaired_contexts", "unpaired_responses")
 
 CONVERSATIONS = pl.Schema(
-    {
+    {  # type: ignore[arg-type]
         "conversation_id": pl.String,
         "split": pl.String,  # one of SPLITS; null: to be drawn from the id
         "turn": pl.Int64,  # 0, 1, 2 ... within the conversation
@@ -98,13 +98,13 @@ class Checker:
         )
         frame = frame.with_columns(block=name.rle_id(), again=self._again(frame))
         names = {e: unknown("emotion", e, self.emotions) for e in self._strange(frame)}
-        expected = pl.int_range(pl.len()).over("block")
+        expected = pl.col("problem").is_null().cum_sum().over("block").cast(pl.Int64) - 1
         problems = [
             (pl.col("conversation_id").is_null(), pl.lit("no conversation id")),
             (
                 pl.col("again"),
                 pl.format(
-                    "occurs again: conversation '{}'; give it another id, or keep its rows together",
+                    "occurs again: conversation '{}'; keep its rows together, or rename it",
                     "conversation_id",
                 ),
             ),
@@ -118,7 +118,7 @@ class Checker:
             (
                 pl.col("turn").ne_missing(expected),
                 pl.format(
-                    "wrong turn: {} where {} was expected (is a turn missing, doubled or out of order?)",
+                    "wrong turn: {} where {} was expected (one is missing or out of order)",
                     pl.col("turn").cast(pl.String).fill_null("none"),
                     expected,
                 ),
@@ -169,27 +169,16 @@ def kind_of(problem: str) -> str:
 
 def divide(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """(usable conversations, rejected rows with their reasons)."""
-    bad = frame.filter(pl.col("problem").is_not_null())
-    spoilt = dict(
-        bad.filter(pl.col("conversation_id").is_not_null())
-        .group_by("conversation_id", maintain_order=True)
-        .agg(pl.col("row").first())
-        .iter_rows()
-    )
-    marked = frame.with_columns(
-        problem=pl.when(pl.col("problem").is_not_null())
-        .then("problem")
-        .when(pl.col("conversation_id").is_in(list(spoilt)))
-        .then(
+    block = pl.col("conversation_id").rle_id()
+    spoilt_by = pl.col("row").filter(pl.col("problem").is_not_null()).first().over(block)
+    problem = pl.coalesce(
+        "problem",
+        pl.when(spoilt_by.is_not_null() & pl.col("conversation_id").is_not_null()).then(
             pl.format(
-                "belongs to a spoilt conversation: '{}', see row {}",
-                "conversation_id",
-                pl.col("conversation_id").replace_strict(
-                    spoilt, default=None, return_dtype=pl.Int64
-                ),
+                "belongs to a spoilt conversation: '{}', see row {}", "conversation_id", spoilt_by
             )
-        )
+        ),
     )
-    return marked.filter(pl.col("problem").is_null()), marked.filter(
-        pl.col("problem").is_not_null()
-    )
+    marked = frame.with_columns(problem=problem)
+    good = pl.col("problem").is_null()
+    return marked.filter(good), marked.filter(~good)

@@ -35,7 +35,11 @@ def recognises(path: Path, first_line: str) -> bool:
     """By the ending; a CSV by its column conversation_id."""
     if path.suffix == ".csv":
         return "conversation_id" in first_line
-    return path.suffix == ".parquet" or path.name.endswith(_JSON_LINES) or _is_json_lines(path, first_line)
+    return (
+        path.suffix == ".parquet"
+        or path.name.endswith(_JSON_LINES)
+        or _is_json_lines(path, first_line)
+    )
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
@@ -81,7 +85,12 @@ def _conversation(path: Path, line: str) -> list[dict[str, object]]:
     }
     utterances = conversation["utterances"]
     if not isinstance(utterances, list) or not utterances:
-        return [{**shared, "problem": "not a list: 'utterances' must be a list with at least one utterance"}]
+        return [
+            {
+                **shared,
+                "problem": "not a list: 'utterances' must be a list with at least one utterance",
+            }
+        ]
     return [{**shared, "turn": turn, **_utterance(u)} for turn, u in enumerate(utterances)]
 
 
@@ -131,7 +140,9 @@ def _read_parquet(path: Path) -> Iterator[pl.DataFrame]:
         raise DataError(f"{path}: not readable as Parquet: {error}") from error
     missing = [name for name in _REQUIRED if name not in table.schema_arrow.names]
     if missing:
-        raise DataError(f"{path}: column '{missing[0]}' is missing; it has {table.schema_arrow.names}")
+        raise DataError(
+            f"{path}: column '{missing[0]}' is missing; it has {table.schema_arrow.names}"
+        )
     if table.metadata.num_rows == 0:
         raise DataError(f"{path} is empty (row 1 is missing): take the file out or fill it")
     columns = [n for n in (*_REQUIRED, *_OPTIONAL) if n in table.schema_arrow.names]

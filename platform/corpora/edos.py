@@ -25,9 +25,7 @@ _LABEL = ("emotion", "Agreed emotion (2/3 vote)")
 
 def recognises(path: Path, first_line: str) -> bool:
     """A CSV with a column of dialogs."""
-    return path.suffix == ".csv" and (
-        "os_dialog" in first_line or "Agreed emotion" in first_line
-    )
+    return path.suffix == ".csv" and ("os_dialog" in first_line or "Agreed emotion" in first_line)
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:

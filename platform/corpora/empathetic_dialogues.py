@@ -20,7 +20,9 @@ from attune.platform.errors import DataError
 
 NAME = "ed"
 EMOTION_LABELS = EMOTIONS
-HEADER = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags".split(",")
+HEADER = [
+    "conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance", "selfeval", "tags",
+]  # fmt: skip
 NEEDED = 6  # the utterance is the sixth
 
 
@@ -48,7 +50,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
         index = _field("utterance_idx").str.strip_chars().cast(pl.Int64, strict=False)
         yield conversations(
             fields.select(
-                conversation_id=_field("conv_id"),
+                conversation_id=pl.when(readable).then(_field("conv_id")),
                 split=pl.lit(split_of(path)),
                 turn=index - 1,
                 role=pl.when(index % 2 == 1).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER)),
@@ -67,9 +69,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
                     )
                 )
                 .when(index.is_null())
-                .then(
-                    pl.format("not a whole number: utterance_idx '{}'", _field("utterance_idx"))
-                ),
+                .then(pl.format("not a whole number: utterance_idx '{}'", _field("utterance_idx"))),
             )
         )
 
@@ -86,6 +86,8 @@ def _check_header(path: Path, header: str) -> None:
     names = header.split(",")
     missing = [name for name in HEADER[:NEEDED] if name not in names]
     if missing:
-        raise DataError(f"{path}, row 1: column '{missing[0]}' is missing; the header is '{header}'")
+        raise DataError(
+            f"{path}, row 1: column '{missing[0]}' is missing; the header is '{header}'"
+        )
     if names[:NEEDED] != HEADER[:NEEDED]:
         raise DataError(f"{path}, row 1: the columns must be in the order {','.join(HEADER)}")

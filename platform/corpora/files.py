@@ -30,7 +30,8 @@ def open_bytes(path: Path) -> IO[bytes]:
     """A file to read, unpacked where its name ends in .gz; an empty or UTF-16 one is an error."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (row 1 is missing): take the file out or fill it")
-    stream: IO[bytes] = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[assignment]
+    opened = gzip.open if path.suffix == ".gz" else open
+    stream: IO[bytes] = opened(path, "rb")  # type: ignore[assignment]
     if stream.read(2) in _UTF16:
         stream.close()
         raise DataError(
@@ -65,7 +66,9 @@ def lines(path: Path) -> Iterator[pl.DataFrame]:
             row += len(chunk)
 
 
-def records(path: Path, required: Iterable[str]) -> Iterator[tuple[int, dict[str, str], str | None]]:
+def records(
+    path: Path, required: Iterable[str]
+) -> Iterator[tuple[int, dict[str, str], str | None]]:
     """(row, fields by column name, problem): a CSV whose cells may be quoted and hold line breaks.
 
     Python's csv and not polars: polars refuses a whole file for one bad row and can't say which.

@@ -59,7 +59,7 @@ def prepare(
     strict: bool = False,
     any_emotion: bool = False,
     overwrite: bool = False,
-    progress: Progress = lambda utterances: None,
+    progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Prepare a source into `out`; returns the manifest.
 
@@ -128,9 +128,11 @@ class _Preparation:
                 self._set_aside(bad, rejects)
                 utterances = tokenized(_with_splits(usable))
                 self._count(utterances)
-                for stream, rows in samples(utterances).partition_by(
-                    "split", include_key=False, as_dict=True
-                ).items():
+                for stream, rows in (
+                    samples(utterances)
+                    .partition_by("split", include_key=False, as_dict=True)
+                    .items()
+                ):
                     self._write(str(stream[0]), rows, writers, stack)
                 progress(piece.height)
         if not self.samples:
@@ -158,7 +160,11 @@ class _Preparation:
         self.tokens.add(utterances)
 
     def _write(
-        self, stream: str, rows: pl.DataFrame, writers: dict[str, pq.ParquetWriter], stack: ExitStack
+        self,
+        stream: str,
+        rows: pl.DataFrame,
+        writers: dict[str, pq.ParquetWriter],
+        stack: ExitStack,
     ) -> None:
         self.samples[stream] += rows.height
         # The hash is of the content, not of the file: another writer's bytes are the same samples.
@@ -221,9 +227,7 @@ class TokenCounts:
 
     def add(self, utterances: pl.DataFrame) -> None:
         """Count the tokens of whole, tokenised conversations."""
-        answered = (
-            pl.col("turn").filter(pl.col("role") == LISTENER).max().over("conversation_id")
-        )
+        answered = pl.col("turn").filter(pl.col("role") == LISTENER).max().over("conversation_id")
         used = utterances.filter(
             pl.col("split").is_in(UNPAIRED) | (pl.col("turn") <= answered).fill_null(False)
         )
@@ -251,7 +255,7 @@ def _counted(tokens: pl.Series) -> dict[str, int]:
 
 
 def _with_splits(conversations: pl.DataFrame) -> pl.DataFrame:
-    """Where a source has no splits: 80 / 10 / 10 by a hash of the id, so nobody ever changes side."""
+    """Where a source has no splits: 80 / 10 / 10 by a hash of the id, which never changes."""
     missing = conversations.filter(pl.col("split").is_null())["conversation_id"].unique()
     drawn = {name: _drawn_split(name) for name in missing}
     return conversations.with_columns(

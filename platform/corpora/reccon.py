@@ -64,7 +64,10 @@ def _rows(
     for turn in turns:
         missing = [key for key in _NEEDED if key not in turn]
         if missing:
-            yield {**place, "problem": f"missing key: a turn of dialogue '{name}' lacks '{missing[0]}'"}
+            yield {
+                **place,
+                "problem": f"missing key: a turn of dialogue '{name}' lacks '{missing[0]}'",
+            }
             continue
         emotion = turn["emotion"]
         if emotion in _MISSPELT:
@@ -82,5 +85,7 @@ def _rows(
             if evidence is None
             else [cause - 1 for cause in evidence if isinstance(cause, int)],
             "speaker": turn["speaker"],
-            "problem": None if emotion in SEVEN_EMOTIONS else unknown("label", emotion, SEVEN_EMOTIONS),
+            "problem": None
+            if emotion in SEVEN_EMOTIONS
+            else unknown("label", emotion, SEVEN_EMOTIONS),
         }

@@ -10,7 +10,7 @@ from attune.platform.corpora.conversations import LISTENER, SPEAKER, UNPAIRED
 from attune.platform.text.tokenizing import tokenize
 
 SAMPLES = pl.Schema(
-    {
+    {  # type: ignore[arg-type]
         "conversation_id": pl.String,
         "turn": pl.Int64,  # of the response
         "emotion": pl.String,
@@ -58,9 +58,9 @@ def samples(utterances: pl.DataFrame) -> pl.DataFrame:
     # A response ends the context before it; an unpaired context is the whole conversation.
     length = pl.when(pl.col("split") == UNPAIRED[0]).then(pl.col("turn") + 1).otherwise("turn")
     return ends.with_columns(
+        *(pl.col(column).list.head(length) for column in _LISTS.values()),
         next_turn=_next("context"),
         next_turn_tokens=_next("context_tokens"),
-        *(pl.col(column).list.head(length) for column in _LISTS.values()),
     ).select("split", *SAMPLES)
 
 

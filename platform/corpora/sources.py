@@ -75,7 +75,10 @@ def _formats(path: Path) -> list[str]:
 
 
 def _told(root: Path, paths: list[Path], form: str) -> list[Path]:
-    endings = {"reccon": (".json",), "dialogues": (".jsonl", ".ndjson", ".json", ".csv", ".parquet")}
+    endings = {
+        "reccon": (".json",),
+        "dialogues": (".jsonl", ".ndjson", ".json", ".csv", ".parquet"),
+    }
     found = [p for p in paths if p.name.removesuffix(".gz").endswith(endings.get(form, (".csv",)))]
     if not found:
         raise UsageError(f"no file of format '{form}' in '{root}'")

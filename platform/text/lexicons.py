@@ -21,7 +21,7 @@ class Lexicon:
         return word in self.words
 
     def save(self, path: Path) -> None:
-        """Write it as our own JSON, which `load` reads back; sorted, so the same bytes each time."""
+        """Write it as our own JSON, which `load` reads back; sorted, so always the same bytes."""
         content = {
             "words": sorted(self.words),
             "valence_arousal": {w: list(va) for w, va in sorted(self.valence_arousal.items())},
@@ -34,7 +34,7 @@ class Lexicon:
 
         Words: the word-level file (`word<tab>emotion<tab>0|1`), a JSON whose first element lists
         them, or a word a line; all words in it count, as in EmpDG, whatever their marks. Valence
-        and arousal: NRC-VAD (`word<tab>valence<tab>arousal<tab>dominance`, a header is passed over).
+        and arousal: NRC-VAD (`word<tab>valence<tab>arousal<tab>dominance`, with or without header).
         """
         for path in (words, valence_arousal):
             if path is not None and not path.is_file():

@@ -14,9 +14,12 @@ Tokens never contain white space, so an utterance's tokens are kept as one blank
 """
 
 import functools
+import itertools
 import re
 from importlib import metadata
+from pathlib import Path
 
+import numpy as np
 import polars as pl
 from nltk.tabdata import PunktDecoder
 from nltk.tokenize.destructive import NLTKWordTokenizer
@@ -47,10 +50,13 @@ CONTRACTIONS = {
     "there's": "there is",
     "there're": "there are",
 }
-"""What the public code expands, in its order; as substrings, so `that's` is done inside `Thats's`."""
+"""What the public code expands, in its order, wherever it stands, even inside a word."""
 
 # An end mark that Punkt would look at: followed by another word, or directly by punctuation.
 _SENTENCE_END_INSIDE = r"[.?!](?:\s+\S|[)\";}\]*:@'({\[?!])"
+# The commonest one, a plain word, its end mark, blanks and a letter: here Punkt always cuts, unless
+# the word is an abbreviation or known to go on ("no. 5"); see `_sentences`.
+_PLAIN_SENTENCE_END = re.compile(r"(?<!\S)([a-z]{2,})([.?!]) +(?=[a-z])")
 _LOOK_AROUND_QUOTE = r"(?:^|\W)'\w"
 _PUNKT = "llama_index/core/_static/nltk_cache/tokenizers/punkt_tab/english"
 
@@ -60,36 +66,33 @@ def tokenize(texts: pl.Series, *, expand_contractions: bool = True) -> pl.Series
 
     `expand_contractions=False` is for the emotion-cause paper, whose texts keep them.
     """
-    name = texts.name
-    distinct = texts.drop_nulls().unique(maintain_order=True)
+    distinct = pl.DataFrame({"text": texts.drop_nulls().unique(maintain_order=True)})
     lowered = pl.col("text").str.to_lowercase()
     if expand_contractions:
         for short, long in CONTRACTIONS.items():
             lowered = lowered.str.replace_all(short, long, literal=True)
-    frame = pl.DataFrame({"text": distinct}).select(
-        raw="text", text=lowered, several=lowered.str.contains(_SENTENCE_END_INSIDE)
+    frame = distinct.with_columns(lowered=lowered).with_row_index()
+    several = pl.col("lowered").str.contains(_SENTENCE_END_INSIDE) | ~_is_ascii("lowered")
+    single = frame.filter(~several).select("index", sentence="lowered")
+    cut = frame.filter(several)
+    pieces = [_sentences(text) for text in cut["lowered"]]
+    sentences = pl.DataFrame(
+        {
+            "index": np.repeat(cut["index"].to_numpy(), [len(piece) for piece in pieces]),
+            "sentence": pl.Series(list(itertools.chain.from_iterable(pieces)), dtype=pl.String),
+        }
     )
-    # Anything beyond ASCII may hold other blanks and quotes: let Punkt have a look.
-    several = frame["several"] | (frame["text"].str.len_bytes() != frame["text"].str.len_chars())
-    sentences = frame.with_columns(
-        sentence=pl.Series(
-            [
-                _sentences(text) if cut else [text.strip()]
-                for text, cut in zip(frame["text"], several, strict=True)
-            ],
-            dtype=pl.List(pl.String),
-        ),
-    )
-    exploded = sentences.select("raw", "sentence").explode("sentence")
     tokens = (
-        exploded.with_columns(tokens=_words(exploded["sentence"]))
-        .group_by("raw", maintain_order=True)
-        .agg(pl.col("tokens").filter(pl.col("tokens") != "").str.join(" "))
+        _words(pl.concat([single, sentences]).sort("index", maintain_order=True))
+        .filter(pl.col("tokens") != "")
+        .group_by("index", maintain_order=True)
+        .agg(pl.col("tokens").str.join(" "))
     )
+    done = frame.join(tokens, on="index", how="left").select("text", pl.col("tokens").fill_null(""))
     return (
-        pl.DataFrame({"raw": texts})
-        .join(tokens, on="raw", how="left", maintain_order="left")["tokens"]
-        .alias(name)
+        pl.DataFrame({"text": texts})
+        .join(done, on="text", how="left", maintain_order="left")["tokens"]
+        .alias(texts.name)
     )
 
 
@@ -99,23 +102,24 @@ def tokenize_one(text: str, *, expand_contractions: bool = True) -> list[str]:
     return joined.split(" ") if joined else []
 
 
-class _RememberingPunkt(PunktSentenceTokenizer):
+class _RememberingPunkt(PunktSentenceTokenizer):  # type: ignore[misc]
     """Punkt that decides about each distinct pair of neighbouring words once."""
 
     def __init__(self, parameters: PunktParameters):
         super().__init__(parameters)
         # A bounded cache: on a corpus larger than memory the pairs would outgrow it.
+        self.careful = parameters.abbrev_types | {word for word, _ in parameters.collocations}
         self.text_contains_sentbreak = functools.lru_cache(1 << 20)(super().text_contains_sentbreak)
 
 
 @functools.cache
 def _punkt() -> _RememberingPunkt:
     """nltk's English Punkt model. nltk downloads it; this package carries it, so we need not."""
-    folder = metadata.distribution("llama-index-core").locate_file(_PUNKT)
+    folder = Path(str(metadata.distribution("llama-index-core").locate_file(_PUNKT)))
     decoder, parameters = PunktDecoder(), PunktParameters()
 
     def lines(name: str) -> list[str]:
-        return folder.joinpath(name).read_text(encoding="utf-8").splitlines(keepends=True)
+        return (folder / name).read_text(encoding="utf-8").splitlines(keepends=True)
 
     parameters.collocations = set(decoder.tab2tups(lines("collocations.tab")))
     parameters.sent_starters = decoder.txt2set(lines("sent_starters.txt"))
@@ -125,27 +129,51 @@ def _punkt() -> _RememberingPunkt:
 
 
 def _sentences(text: str) -> list[str]:
-    return _punkt().tokenize(text) or [""]
+    """Punkt's sentences. What it always decides the same way is cut before it is asked.
+
+    Punkt ends a sentence at `word.` + `next` unless `word` is an abbreviation or begins a known
+    collocation, and at `word?` and `word!` always (its other rules are about numbers, initials and
+    dots), so a text falls apart at such places into pieces that can be judged alone.
+    """
+    careful = _punkt().careful
+
+    def mark(match: re.Match[str]) -> str:
+        word, end = match.groups()
+        return match[0] if end == "." and word in careful else f"{word}{end}\n"
+
+    if "\n" in text:
+        return list(_punkt().tokenize(text))
+    pieces = _PLAIN_SENTENCE_END.sub(mark, text).split("\n")
+    return [
+        sentence
+        for piece in pieces
+        for sentence in (_punkt().tokenize(piece) if _may_go_on(piece) else (piece,))
+    ]
 
 
-def _words(sentences: pl.Series) -> pl.Series:
-    """Treebank tokens of each sentence, joined by blanks."""
-    frame = pl.DataFrame({"sentence": sentences}).with_row_index()
-    # len_bytes == len_chars is the cheap test for pure ASCII.
-    plain = (pl.col("sentence").str.len_bytes() == pl.col("sentence").str.len_chars()) & ~pl.col(
-        "sentence"
-    ).str.contains(_LOOK_AROUND_QUOTE)
-    nltk_words = NLTKWordTokenizer()
-    fast = frame.filter(plain).select("index", tokens=_treebank(pl.col("sentence")))
-    odd = frame.filter(~plain)
+_may_go_on = re.compile(_SENTENCE_END_INSIDE + r"|[^\x00-\x7f]").search
+
+
+def _is_ascii(column: str) -> pl.Expr:
+    return pl.col(column).str.len_bytes() == pl.col(column).str.len_chars()
+
+
+def _words(sentences: pl.DataFrame) -> pl.DataFrame:
+    """(index, tokens): the Treebank tokens of each sentence, joined by blanks, in its order."""
+    plain = _is_ascii("sentence") & ~pl.col("sentence").str.contains(_LOOK_AROUND_QUOTE)
+    numbered = sentences.with_row_index("place")
+    fast = numbered.filter(plain).select("place", "index", tokens=_treebank(pl.col("sentence")))
+    odd = numbered.filter(~plain)
+    tokenizer = NLTKWordTokenizer()
     slow = odd.select(
+        "place",
         "index",
         tokens=pl.Series(
-            [" ".join(nltk_words.tokenize(sentence)) for sentence in odd["sentence"]],
+            [" ".join(tokenizer.tokenize(sentence)) for sentence in odd["sentence"]],
             dtype=pl.String,
         ),
     )
-    return pl.concat([fast, slow]).sort("index")["tokens"]
+    return pl.concat([fast, slow]).sort("place").select("index", "tokens")
 
 
 def _treebank(text: pl.Expr) -> pl.Expr:
@@ -153,9 +181,7 @@ def _treebank(text: pl.Expr) -> pl.Expr:
     rules = NLTKWordTokenizer
     without_look_around = rules.STARTING_QUOTES[:-1]
     before = [*without_look_around, *rules.PUNCTUATION, rules.PARENS_BRACKETS, rules.DOUBLE_DASHES]
-    contractions = [
-        (rule, r" \1 \2 ") for rule in (*rules.CONTRACTIONS2, *rules.CONTRACTIONS3)
-    ]
+    contractions = [(rule, r" \1 \2 ") for rule in (*rules.CONTRACTIONS2, *rules.CONTRACTIONS3)]
     for rule, replacement in before:
         text = text.str.replace_all(*_in_rust(rule.pattern, replacement))
     text = pl.concat_str(pl.lit(" "), text, pl.lit(" "))

@@ -24,13 +24,15 @@ from attune.platform.text.lexicons import Lexicon
 T = TypeVar("T")
 
 # The split of each of the 16 situations of an emotion, and of each ten frames of a listener.
-SITUATION_SPLITS = ("train", "train", "train", "valid", "train", UNPAIRED[0], "train", "test",
-                    "train", "train", "train", "valid", "train", UNPAIRED[1], "train", "test")  # fmt: skip
+SITUATION_SPLITS = (
+    *("train", "train", "train", "valid", "train", UNPAIRED[0], "train", "test"),
+    *("train", "train", "train", "valid", "train", UNPAIRED[1], "train", "test"),
+)
 FRAME_SPLITS = ("train", "train", "train", "valid", "test") * 2
 CONVERSATIONS_OF_A_SITUATION = {"train": 5, "valid": 3, "test": 3, UNPAIRED[0]: 6, UNPAIRED[1]: 8}
 
 NAMES_IT = 0.15  # how often a speaker names the emotion
-FEELING = 0.45  # how often a sentence about the feeling follows what happened
+FEELING = 0.65  # how often a sentence about the feeling follows what happened
 GOES_ON = 0.6  # how often the speaker has the last word and the listener says goodbye
 
 
@@ -83,7 +85,9 @@ def _conversations(emotion: str, place: int) -> list[list[Utterance]]:
     split = SITUATION_SPLITS[place]
     draw = random.Random(f"{emotion} {place}")
     writer = _Writer(emotion, place, draw)
-    make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}.get(split, writer.conversation)
+    make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}.get(
+        split, writer.conversation
+    )
     made: list[list[Utterance]] = []
     while len(made) < CONVERSATIONS_OF_A_SITUATION[split]:
         candidate = make()

@@ -1,0 +1,1 @@
+"""What a person or `ray job submit` starts."""

@@ -1,0 +1,76 @@
+"""The `attune` command."""
+
+import sys
+import traceback
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attune.jobs import data, doctor
+from attune.platform.errors import DataError, UsageError
+from attune.platform.home import home
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Train, tune, compare and rate empathetic dialogue models.
+
+Begin with `attune doctor`, which says whether this machine has all it needs, and
+`attune data prepare --source bundled --out DIR`, which needs no download.""",
+    epilog="Runs, caches and logs are kept in `ATTUNE_HOME` (default: `.attune/` in this folder).",
+)
+app.add_typer(data.app, name="data")
+app.command()(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"attune {metadata.version('attune')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Run a command; say what went wrong in a line or two, and keep the traceback in a file."""
+    try:
+        app()
+    except UsageError as error:
+        _fail(str(error), 2)
+    except DataError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("stopped", 130)
+    except Exception as error:
+        log = _keep_traceback()
+        what = f"{type(error).__name__}: {error}"
+        _fail(f"{what}\nThis should not have happened; the details are in {log}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"attune: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _keep_traceback() -> Path:
+    folder = home() / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}.log"
+    log.write_text(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}", encoding="utf-8")
+    return log
+
+
+if __name__ == "__main__":
+    main()

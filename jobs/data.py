@@ -1,0 +1,181 @@
+"""`attune data`: from raw conversations to a folder that models learn from."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from attune.jobs.console import Json, console, print_json, progress
+from attune.platform.corpora.sources import AUTO, READERS
+
+# Importing the tokenizer (nltk) takes two seconds, which `--help` should not: commands import it.
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Prepare conversations for training, and look at what was prepared.",
+)
+
+
+@app.command("prepare")
+def prepare_command(
+    source: Annotated[
+        str,
+        typer.Option(
+            metavar="bundled|PATH",
+            help="`bundled` for the corpus that comes with Attune, or your own file or folder.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The folder to make. It appears whole or not at all."),
+    ],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="|".join((AUTO, *READERS)), help="What the files are; auto looks."
+        ),
+    ] = AUTO,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Stop at the first bad row instead of setting it aside."),
+    ] = False,
+    any_emotion: Annotated[
+        bool,
+        typer.Option(
+            "--any-emotion", help="Keep emotions outside the known ones (for harvesting)."
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace another preparation that lies in DIR.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Turn raw conversations into samples: one per listener turn, with the context so far.
+
+    Reads EmpatheticDialogues (`ed`), EDOS (`edos`), RECCON (`reccon`), MELD (`meld`) and anybody's
+    own dialogues (`dialogues`: JSON lines, CSV or Parquet; docs/data.md shows the form). The same
+    input gives the same bytes. Rows that cannot be used are set aside in DIR/rejects.jsonl, each
+    with its file, row and reason.
+
+    Examples:
+
+    - `attune data prepare --source bundled --out data/bundled`
+    - `attune data prepare --source empatheticdialogues/ --out data/ed`
+    - `attune data prepare --source mine.jsonl --out data/mine --strict`
+    """
+    from attune.platform.corpora import prepare
+
+    with progress("utterances") as bar:
+        task = bar.add_task("preparing", total=None)
+        manifest = prepare.prepare(
+            source,
+            out,
+            form=form,
+            strict=strict,
+            any_emotion=any_emotion,
+            overwrite=overwrite,
+            progress=lambda utterances: bar.advance(task, utterances),
+        )
+    rejected = dict(manifest["rejected"])
+    if rejected["file"]:
+        rejected["file"] = str(out / rejected["file"])
+    _show_counts(console(as_json), out, manifest)
+    if as_json:
+        print_json(
+            {
+                "out": str(out),
+                "hash": manifest["hash"],
+                "format": manifest["format"],
+                "splits": manifest["splits"],
+                "rejected": rejected,
+            }
+        )
+
+
+@app.command("inspect")
+def inspect_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder.")],
+    samples: Annotated[int, typer.Option(min=0, help="How many samples to show.")] = 3,
+    seed: Annotated[int, typer.Option(help="Which samples to show.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show what a prepared folder holds: counts, emotions, lengths and a few samples."""
+    from attune.platform.corpora import inspection, prepare
+
+    report = inspection.inspect(folder, samples=samples, seed=seed)
+    screen = console(as_json)
+    _show_counts(screen, folder, prepare.read_manifest(folder))
+    _show_emotions(screen, report["emotions"])
+    _show_lengths(screen, report["lengths"])
+    _show_vocabulary(screen, report["vocabulary"])
+    _show_samples(screen, report["samples"])
+    if as_json:
+        print_json(report)
+
+
+def _show_counts(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
+    table = _table(f"{folder} ({manifest['format']}, {manifest['hash'][:12]})")
+    for name in ("stream", "conversations", "samples"):
+        table.add_column(name, justify="left" if name == "stream" else "right")
+    for stream, counts in manifest["splits"].items():
+        table.add_row(stream, f"{counts['conversations']:,}", f"{counts['samples']:,}")
+    screen.print(table)
+    for reason, count in manifest["tolerated"].items():
+        screen.print(f"put right: {count:,} {reason}")
+    rejected = manifest["rejected"]
+    if rejected["rows"]:
+        screen.print(f"set aside: {rejected['rows']:,} rows, listed in {folder / rejected['file']}")
+        for reason, count in rejected["reasons"].items():
+            screen.print(f"  {count:,} x {reason}")
+
+
+def _show_emotions(screen: Console, emotions: dict[str, dict[str, int]]) -> None:
+    if not emotions:
+        screen.print("no conversation has an emotion")
+        return
+    streams = list(next(iter(emotions.values())))
+    most = max(max(counts.values()) for counts in emotions.values())
+    table = _table("samples by emotion")
+    table.add_column("emotion")
+    for stream in streams:
+        table.add_column(stream, justify="right")
+    table.add_column("")
+    for emotion, counts in emotions.items():
+        bar = "\u2588" * round(30 * counts[streams[0]] / most)
+        table.add_row(emotion, *(f"{counts[s]:,}" for s in streams), f"[cyan]{bar}[/cyan]")
+    screen.print(table)
+
+
+def _show_lengths(screen: Console, lengths: dict[str, dict[str, float]]) -> None:
+    table = _table("lengths in train")
+    table.add_column("")
+    for column in next(iter(lengths.values())):
+        table.add_column(column, justify="right")
+    for name, row in lengths.items():
+        table.add_row(name, *(f"{value:,.0f}" for value in row.values()))
+    screen.print(table)
+
+
+def _show_vocabulary(screen: Console, vocabulary: dict[str, Any]) -> None:
+    screen.print(f"{vocabulary['types']:,} different tokens to learn from")
+    for split, share in vocabulary["unknown_share"].items():
+        if share is not None:
+            screen.print(f"  {share:.2%} of the tokens of {split}'s responses are not among them")
+
+
+def _show_samples(screen: Console, samples: list[dict[str, Any]]) -> None:
+    for sample in samples:
+        screen.print(f"\n[bold]{sample['conversation_id']}[/bold] ({sample['emotion']})", end="")
+        screen.print(f" {sample['situation'] or ''}", markup=False, style="dim")
+        for role, text in zip(sample["context_roles"], sample["context"], strict=True):
+            screen.print(f"  {role:>8}: {text}", markup=False)
+        screen.print(f"  response: {sample['response']}", markup=False, style="green")
+        if sample["next_turn"]:
+            screen.print(f"      next: {sample['next_turn']}", markup=False, style="dim")
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)

@@ -1,0 +1,190 @@
+"""`attune doctor`: is everything here that a run needs, and if not, what is to be done?"""
+
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import typer
+from packaging.requirements import Requirement
+from rich.table import Table
+
+from attune.jobs.console import Json, console, print_json
+from attune.platform.home import home
+
+GIGABYTE = 2**30
+ENOUGH_DISK = 10 * GIGABYTE
+MARKS = {"ok": "[green]ok[/green]", "warning": "[yellow]!![/yellow]", "error": "[red]no[/red]"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "warning", "error"]
+    found: str
+    fix: str | None = None
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check versions, devices, compiler, cluster, tracking store, data and disk; say what to fix.
+
+    Exit code 1 where something is missing that Attune cannot run without.
+    """
+    checks = [check for look in CHECKS for check in look()]
+    ok = all(check.status != "error" for check in checks)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for check in checks:
+        table.add_row(MARKS[check.status], check.name, check.found)
+        if check.fix:
+            table.add_row("", "", f"[bold]fix:[/bold] {check.fix}")
+    screen = console(as_json)
+    screen.print(table)
+    screen.print("Everything is in place." if ok else "Something is missing: see 'fix' above.")
+    if as_json:
+        print_json({"ok": ok, "checks": [asdict(check) for check in checks]})
+    raise typer.Exit(0 if ok else 1)
+
+
+def _python() -> list[Check]:
+    version = platform.python_version()
+    if version.startswith("3.11."):
+        return [Check(name="python", status="ok", found=version)]
+    fix = "make a virtual environment with Python 3.11"
+    return [Check(name="python", status="error", found=version, fix=fix)]
+
+
+def _packages() -> list[Check]:
+    """Everything that our own distribution asks for, against what is installed."""
+    needed = [Requirement(line) for line in metadata.requires("attune") or []]
+    checks = []
+    for requirement in needed:
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            version = None
+        right = version is not None and requirement.specifier.contains(version, prereleases=True)
+        fix = None if right else f"pip install --constraint constraints.txt '{requirement}'"
+        checks.append(
+            Check(
+                name=requirement.name,
+                status="ok" if right else "error",
+                found=version or "not installed",
+                fix=fix,
+            )
+        )
+    return checks
+
+
+def _devices() -> list[Check]:
+    import torch  # a second to import, which `attune --help` should not pay
+
+    memory = psutil.virtual_memory()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    checks = [
+        Check(
+            name="cpu",
+            status="ok",
+            found=f"{cores} cores, {memory.available / GIGABYTE:.0f} of "
+            f"{memory.total / GIGABYTE:.0f} GB of memory free",
+        )
+    ]
+    names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    found = ", ".join(names) or "none: training runs on the CPU, with gloo"
+    return [*checks, Check(name="gpu", status="ok", found=found)]
+
+
+def _compiler() -> list[Check]:
+    """DeepSpeed compiles a small operation when an engine starts."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        path = shutil.which(name) if name else None
+        if path:
+            return [Check(name="compiler", status="ok", found=path)]
+    fix = "install a C++ compiler, such as g++ (DeepSpeed needs it)"
+    return [Check(name="compiler", status="error", found="none", fix=fix)]
+
+
+def _cluster() -> list[Check]:
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        fix = "the Ray cluster does not answer: look at it with 'ray status', or 'ray stop' it"
+        return [Check(name="cluster", status="warning", found="no answer in 60 s", fix=fix)]
+    if done.returncode == 0:
+        active = sum(line.strip().startswith("1 ") for line in done.stdout.splitlines())
+        return [Check(name="cluster", status="ok", found=f"Ray is running ({active} nodes)")]
+    found = "no Ray cluster is running: a run starts its own"
+    return [Check(name="cluster", status="ok", found=found)]
+
+
+def _tracking_store() -> list[Check]:
+    address = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if address.startswith(("http://", "https://")):
+        return [_tracking_server(address)]
+    store = home() / "mlflow.db"
+    if not store.exists():
+        return [Check(name="tracking", status="ok", found=f"{store} (made by the first run)")]
+    try:
+        with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as database:
+            count = database.execute("SELECT COUNT(*) FROM runs").fetchone()[0]
+    except sqlite3.Error as error:
+        fix = f"{store} is damaged ({error}): restore it from a copy, or move it away"
+        return [Check(name="tracking", status="error", found=str(store), fix=fix)]
+    return [Check(name="tracking", status="ok", found=f"{store} with {count:,} runs")]
+
+
+def _tracking_server(address: str) -> Check:
+    try:
+        with urllib.request.urlopen(f"{address.rstrip('/')}/version", timeout=5) as answer:
+            found = f"{address}, MLflow {answer.read().decode()}"
+            return Check(name="tracking", status="ok", found=found)
+    except OSError as error:
+        fix = "start the tracking server, or unset MLFLOW_TRACKING_URI to use the local store"
+        return Check(name="tracking", status="error", found=f"{address}: {error}", fix=fix)
+
+
+def _data() -> list[Check]:
+    from attune.platform.corpora.prepare import MANIFEST, read_manifest
+
+    folders = sorted(path.parent for path in (home() / "data").glob(f"*/{MANIFEST}"))
+    if not folders:
+        found = "nothing prepared yet; the bundled corpus is always at hand"
+        return [Check(name="data", status="ok", found=found)]
+    counts = [
+        f"{folder.name} ({sum(s['samples'] for s in read_manifest(folder)['splits'].values()):,})"
+        for folder in folders
+    ]
+    return [Check(name="data", status="ok", found=", ".join(counts) + " samples")]
+
+
+def _disk() -> list[Check]:
+    place: Path = home()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    found = f"{free / GIGABYTE:.0f} GB free at {home()}"
+    if not os.access(place, os.W_OK):
+        fix = f"{place} is not writable: set ATTUNE_HOME to a folder that is"
+        return [Check(name="disk", status="error", found=found, fix=fix)]
+    if free < ENOUGH_DISK:
+        fix = "checkpoints need room: set ATTUNE_HOME to a larger disk"
+        return [Check(name="disk", status="warning", found=found, fix=fix)]
+    return [Check(name="disk", status="ok", found=found)]
+
+
+CHECKS: tuple[Callable[[], list[Check]], ...] = (
+    _python, _packages, _devices, _compiler, _cluster, _tracking_store, _data, _disk,
+)  # fmt: skip

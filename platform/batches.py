@@ -1,0 +1,306 @@
+"""Samples -> tensor batches: bucketed by length, padded per batch, sharded by rank, resumable.
+
+An epoch's batches are planned as row numbers only, from the seed and the epoch's number: pools of
+shuffled samples are sorted by length and cut, then the batches are shuffled. So any step of any
+epoch can be started at without touching what came before. A plan speaks of *global* batches and
+does not depend on how many ranks there are; a rank takes every n-th row of each, which keeps the
+ranks' lengths alike, and learns how many samples and tokens the whole batch has, to normalise by.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+
+from attune.platform.corpora.conversations import LISTENER, SPEAKER
+from attune.platform.errors import DataError, unknown
+from attune.platform.text.vocabulary import (
+    CONTEXT,
+    END,
+    LISTENER_TOKEN,
+    PAD,
+    SEPARATOR,
+    SPEAKER_TOKEN,
+    SPECIALS,
+    Vocabulary,
+)
+
+PADDING = SPECIALS.index(PAD)
+Numbers = npt.NDArray[np.int64]
+POOL = 64
+"""How many batches' worth of samples are sorted together: more pads less and mixes less."""
+
+
+class Ragged:
+    """Rows of different lengths in one array."""
+
+    def __init__(self, values: Numbers, lengths: Numbers):
+        self.values = values
+        self.lengths = lengths
+        self.starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+
+    @classmethod
+    def from_lists(cls, lists: pl.Series) -> "Ragged":
+        """From a polars column of lists."""
+        array = lists.rechunk().to_arrow()
+        values = array.flatten().to_numpy(zero_copy_only=False)
+        return cls(values.astype(np.int64), array.value_lengths().to_numpy().astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def padded(self, rows: Numbers) -> torch.Tensor:
+        """(rows, longest of them), filled up with the number of `<pad>`."""
+        lengths = self.lengths[rows]
+        width = int(lengths.max(initial=0))
+        columns = np.arange(width)
+        inside = columns < lengths[:, None]  # (B, T)
+        table = np.full((len(rows), width), PADDING, dtype=np.int64)
+        table[inside] = self.values[(self.starts[rows, None] + columns)[inside]]
+        return torch.from_numpy(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a context is laid out as one sequence."""
+
+    separators: bool = False
+    """Put `<sep>` behind each utterance (emotion cause); the other papers just join them."""
+    max_context: int | None = None
+    """Keep only the last so many tokens (`<cls>` aside); the papers' code cuts nothing."""
+
+
+Columns = Mapping[str, Ragged | Numbers]
+
+
+def encode(
+    samples: pl.DataFrame,
+    vocabulary: Vocabulary,
+    *,
+    layout: Layout = Layout(),  # noqa: B008
+    emotions: Iterable[str] = (),
+) -> dict[str, Ragged | Numbers]:
+    """The samples as numbers.
+
+    context           <cls> and all utterances' tokens
+    context_roles     parallel to it: <cls>, then the role token of who speaks
+    context_turns     parallel to it: 0 for <cls>, then 1, 2 ... for each utterance
+    response          its tokens and <eos>; next_turn likewise, or nothing where there is none
+    emotion           the number in `emotions`, -1 where a sample has none
+    index             the row in `samples`
+    """
+    labels = {emotion: number for number, emotion in enumerate(emotions)}
+    utterances = samples.select(
+        pl.int_range(pl.len()).alias("row"), tokens="context_tokens", role="context_roles"
+    ).explode("tokens", "role")
+    numbers = utterances.with_columns(
+        number=vocabulary.encode(utterances["tokens"]),
+        turn=pl.int_range(1, pl.len() + 1).over("row"),
+        role=pl.col("role").replace_strict(
+            {
+                SPEAKER: vocabulary.numbers[SPEAKER_TOKEN],
+                LISTENER: vocabulary.numbers[LISTENER_TOKEN],
+            },
+            return_dtype=pl.Int32,
+        ),
+    )
+    if layout.separators:
+        separator = pl.lit([vocabulary.numbers[SEPARATOR]], dtype=pl.List(pl.Int32))
+        numbers = numbers.with_columns(number=pl.col("number").list.concat(separator))
+    words = (
+        numbers.select("row", "number", "turn", "role")
+        .filter(pl.col("number").list.len() > 0)
+        .explode("number")
+        .group_by("row", maintain_order=True)
+        .agg("number", "turn", "role")
+    )
+    words = samples.select(pl.int_range(pl.len()).alias("row")).join(
+        words, on="row", how="left", maintain_order="left"
+    )
+
+    def sequence(column: str, first: int) -> Ragged:
+        lists = pl.col(column).fill_null(pl.lit([], dtype=words.schema[column]))
+        if layout.max_context is not None:
+            lists = lists.list.tail(layout.max_context)
+        front = pl.lit([first], dtype=words.schema[column])
+        return Ragged.from_lists(words.select(front.list.concat(lists)).to_series())
+
+    def spoken(column: str) -> Ragged:
+        end = pl.lit([vocabulary.numbers[END]], dtype=pl.List(pl.Int32))
+        lists = pl.DataFrame({"number": vocabulary.encode(samples[column])}).select(
+            pl.when(samples[column].is_not_null())
+            .then(pl.col("number").list.concat(end))
+            .otherwise("number")
+        )
+        return Ragged.from_lists(lists.to_series())
+
+    context = vocabulary.numbers[CONTEXT]
+    return {
+        "context": sequence("number", context),
+        "context_roles": sequence("role", context),
+        "context_turns": sequence("turn", 0),
+        "response": spoken("response_tokens"),
+        "next_turn": spoken("next_turn_tokens"),
+        "emotion": _emotion_numbers(samples["emotion"], labels),
+        "index": np.arange(samples.height),
+    }
+
+
+def _emotion_numbers(emotions: pl.Series, labels: Mapping[str, int]) -> Numbers:
+    strange = sorted(set(emotions.drop_nulls().unique()) - set(labels)) if labels else []
+    if strange:
+        raise DataError(
+            f"{unknown('emotion', strange[0], labels)} (it stands in the prepared data)"
+        )
+    if not labels:
+        return np.full(len(emotions), -1)
+    numbers = emotions.replace_strict(labels, default=None, return_dtype=pl.Int64).fill_null(-1)
+    return numbers.to_numpy().astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Position:
+    """Where in the data a run stands: the next batch to be taken. A checkpoint stores this."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One rank's part of a global batch."""
+
+    tensors: dict[str, torch.Tensor]
+    following: Position
+    """Where to go on after this batch."""
+    samples: int
+    """Of the global batch, all ranks together."""
+    tokens: int
+    """Response tokens of the global batch, `<eos>` counted."""
+
+
+class Stream:
+    """Endless batches of one stream of samples, the same for the same seed."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        *,
+        size: int,
+        by: Literal["samples", "tokens"] = "samples",
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        prefetch: int = 4,
+    ):
+        """`size` counts samples, or tokens of contexts and responses with their padding."""
+        lengths = [column.lengths for column in (columns["context"], columns["response"])]  # type: ignore[union-attr]
+        self.context_lengths, self.response_lengths = lengths
+        if len(self.response_lengths) < world_size:
+            raise DataError(
+                f"{len(self.response_lengths)} samples cannot be shared by {world_size} workers"
+            )
+        if by == "samples" and size < world_size:
+            raise DataError(f"a batch of {size} samples cannot be shared by {world_size} workers")
+        self.columns = columns
+        self.size, self.by = size, by
+        self.seed, self.shuffle = seed, shuffle
+        self.rank, self.world_size = rank, world_size
+        self.prefetch = prefetch
+        self.plan = functools.lru_cache(2)(self._plan)
+
+    def batches(self, start: Position = Position()) -> Iterator[Batch]:  # noqa: B008
+        """The batches from `start` on, for ever; made ahead in a thread."""
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+            ahead: deque[Future[Batch]] = deque()
+            try:
+                for rows, following in self._planned(start):
+                    ahead.append(thread.submit(self._batch, rows, following))
+                    if len(ahead) > self.prefetch:
+                        yield ahead.popleft().result()
+            finally:
+                for future in ahead:
+                    future.cancel()
+
+    def epoch(self, number: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch only; unshuffled, each sample comes exactly once."""
+        for batch in self.batches(Position(epoch=number)):
+            yield batch
+            if batch.following.epoch > number:
+                return
+
+    def position(self, step: int) -> Position:
+        """Where batch number `step`, counted over all epochs, stands."""
+        epoch = 0
+        while step >= len(self.plan(epoch)):
+            step -= len(self.plan(epoch))
+            epoch += 1
+        return Position(epoch=epoch, batch=step)
+
+    def _planned(self, here: Position) -> Iterator[tuple[Numbers, Position]]:
+        """The rows of each batch, with the position after it."""
+        while True:
+            plan = self.plan(here.epoch)
+            for number in range(here.batch, len(plan) - 1):
+                yield plan[number], Position(epoch=here.epoch, batch=number + 1)
+            yield plan[-1], Position(epoch=here.epoch + 1)
+            here = Position(epoch=here.epoch + 1)
+
+    def _batch(self, rows: Numbers, following: Position) -> Batch:
+        mine = rows[self.rank :: self.world_size]
+        tensors = {
+            name: column.padded(mine)
+            if isinstance(column, Ragged)
+            else torch.from_numpy(column[mine])
+            for name, column in self.columns.items()
+        }
+        tokens = int(self.response_lengths[rows].sum())
+        return Batch(tensors=tensors, following=following, samples=len(rows), tokens=tokens)
+
+    def _plan(self, epoch: int) -> list[Numbers]:
+        """The global batches of an epoch, as row numbers."""
+        count = len(self.response_lengths)
+        if not self.shuffle:
+            return self._cut(self._by_length(np.arange(count)))
+        draw = np.random.default_rng([self.seed, epoch])
+        order = draw.permutation(count)
+        pools = np.array_split(order, max(1, round(count / (self._typical_rows() * POOL))))
+        batches = [batch for pool in pools for batch in self._cut(self._by_length(pool))]
+        return [batches[number] for number in draw.permutation(len(batches))]
+
+    def _by_length(self, rows: Numbers) -> Numbers:
+        # By the response first: the vocabulary's softmax is paid on each of its places.
+        return rows[np.lexsort((self.context_lengths[rows], self.response_lengths[rows]))]
+
+    def _typical_rows(self) -> float:
+        if self.by == "samples":
+            return self.size
+        mean = float(np.mean(self.context_lengths + self.response_lengths))
+        return max(1.0, self.size / mean)
+
+    def _cut(self, rows: Numbers) -> list[Numbers]:
+        if self.by == "samples":
+            # Nearly equal parts, so that no epoch ends in a tiny batch with a loud gradient.
+            return np.array_split(rows, -(-len(rows) // self.size))
+        ends: list[int] = []
+        start = context = response = 0
+        for place, row in enumerate(rows):
+            context = max(context, int(self.context_lengths[row]))
+            response = max(response, int(self.response_lengths[row]))
+            full = (place + 1 - start) * (context + response) > self.size
+            if full and place - start >= self.world_size:
+                ends.append(place)
+                start = place
+                context, response = int(self.context_lengths[row]), int(self.response_lengths[row])
+        parts = np.split(rows, ends)
+        if len(parts) > 1 and len(parts[-1]) < self.world_size:
+            parts[-2:] = [np.concatenate(parts[-2:])]
+        return parts

@@ -1,0 +1,70 @@
+"""What a prepared folder holds, as plain data for a terminal, a page or a script."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from attune.platform.corpora.conversations import SPLITS
+from attune.platform.corpora.prepare import TOKENS, read_manifest, read_samples
+
+PERCENTILES = (10, 50, 90, 99)
+
+
+def inspect(folder: Path, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
+    """Counts, samples by emotion, length percentiles, unknown tokens and a few samples."""
+    manifest = read_manifest(folder)
+    splits = {split: read_samples(folder, split) for split in SPLITS}
+    known = pl.read_parquet(folder / TOKENS).filter(pl.col("train") > 0)["token"]
+    train = splits["train"]
+    shown = train if train.height else pl.concat(splits.values())
+    return {
+        "folder": str(folder),
+        "hash": manifest["hash"],
+        "format": manifest["format"],
+        "splits": manifest["splits"],
+        "rejected": manifest["rejected"],
+        "emotions": _emotions(splits),
+        "lengths": _lengths(shown),
+        "vocabulary": {
+            "types": len(known),
+            "unknown_share": {s: _unknown_share(splits[s], known) for s in ("valid", "test")},
+        },
+        "samples": shown.sample(min(samples, shown.height), seed=seed).to_dicts(),
+    }
+
+
+def _emotions(splits: dict[str, pl.DataFrame]) -> dict[str, dict[str, int]]:
+    counts = {
+        split: dict(frame["emotion"].drop_nulls().value_counts().iter_rows())
+        for split, frame in splits.items()
+    }
+    names = sorted({name for count in counts.values() for name in count})
+    return {name: {split: counts[split].get(name, 0) for split in splits} for name in names}
+
+
+def _lengths(samples: pl.DataFrame) -> dict[str, dict[str, float]]:
+    measured = samples.select(
+        **{
+            "turns of context": pl.col("context").list.len(),
+            "tokens of context": pl.col("context_tokens").list.join(" ").str.split(" ").list.len(),
+            "tokens of response": pl.col("response_tokens").str.split(" ").list.len(),
+        }
+    )
+    return {column.name: _spread(column.drop_nulls().to_numpy()) for column in measured}
+
+
+def _spread(lengths: npt.NDArray[np.uint32]) -> dict[str, float]:
+    percentiles = {
+        f"{p} %": float(np.percentile(lengths, p, method="nearest")) for p in PERCENTILES
+    }
+    return {**percentiles, "longest": float(lengths.max())}
+
+
+def _unknown_share(samples: pl.DataFrame, known: pl.Series) -> float | None:
+    tokens = samples["response_tokens"].str.split(" ").explode()
+    if tokens.is_empty():
+        return None
+    return 1 - tokens.is_in(known.implode()).sum() / len(tokens)

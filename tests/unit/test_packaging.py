@@ -1,0 +1,125 @@
+"""The folders at the root are one import package, and `platform` stays the standard library's."""
+
+import ast
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("platform", "models", "jobs", "ui")
+MAY_IMPORT = {
+    "models": {"models"},
+    "platform": {"platform", "models"},
+    "ui": {"ui", "platform", "models"},
+    "jobs": {"jobs", "ui", "platform", "models"},
+}
+
+
+def run(*command: object, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_platform_at_the_root_is_the_standard_library():
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    code = "import platform; print(platform.__file__); print(platform.system())"
+    assert sysconfig.get_path("stdlib") in run(sys.executable, "-c", code, cwd=ROOT)
+
+
+def test_editable_install_reads_the_folders():
+    code = "import attune.platform.errors as e, attune.models as m; print(e.__file__, m.__file__)"
+    found = run(sys.executable, "-c", code, cwd=ROOT).split()
+    assert found == [str(ROOT / "platform/errors.py"), str(ROOT / "models/__init__.py")]
+
+
+def test_every_folder_with_python_is_packaged():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    present = {
+        "attune." + ".".join(path.parent.relative_to(ROOT).parts)
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert present == set(settings["packages"])
+    assert set(settings["package-dir"]) == {f"attune.{folder}" for folder in FOLDERS}
+
+
+def test_imports_go_one_way():
+    wrong = []
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                for name in names:
+                    parts = name.split(".")
+                    if parts[0] == "attune" and parts[1] not in MAY_IMPORT[folder]:
+                        wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_models_import_only_torch():
+    allowed = {"torch", "attune", "math", "dataclasses", "collections", "typing", "functools"}
+    for path in (ROOT / "models").rglob("*.py"):
+        imported = set(re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
+        assert imported <= allowed, path
+
+
+def test_only_ci_names_the_folder_of_real_data():
+    folder = "shared" + "/data"
+    tracked = run("git", "ls-files", cwd=ROOT).split()
+    naming = [name for name in tracked if folder.encode() in (ROOT / name).read_bytes()]
+    assert set(naming) <= {".ci/run"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    # From a copy of what is tracked: a build leaves folders behind in its source.
+    source = folder / "source"
+    for name in run("git", "ls-files", cwd=ROOT).split():
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+    run(*pip, "--no-index", "--wheel-dir", folder, source, cwd=folder)
+    return next(folder.glob("attune-*.whl"))
+
+
+def test_wheel_holds_the_code_and_the_material(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".yaml"):
+                assert f"attune/{path.relative_to(ROOT)}" in names
+    assert "attune/platform/__init__.py" not in names
+    assert not any(name.startswith("tests") for name in names)
+
+
+def test_wheel_works_in_an_empty_environment_outside_the_clone(wheel, tmp_path):
+    """Only the libraries come from here: a .pth names them, the editable install is not seen."""
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    python = environment / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
+    run(*pip, "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    purelib = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
+    ).strip()
+    (Path(purelib) / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    code = "import attune.platform.errors as errors; print(errors.__file__)"
+    assert run(python, "-c", code, cwd=tmp_path).startswith(purelib)
+    attune = environment / "bin" / "attune"
+    run(attune, "data", "prepare", "--source", "bundled", "--out", "made", "--json", cwd=tmp_path)
+    assert "afraid" in run(attune, "data", "inspect", "made", cwd=tmp_path)
