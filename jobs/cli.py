@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from attune.jobs import data, doctor
 from attune.platform.errors import DataError, UsageError
@@ -46,7 +47,11 @@ def options(
 def main() -> None:
     """Run a command; say what went wrong in a line or two, and keep the traceback in a file."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except TyperException as error:  # typer's own: an unknown command, a missing option
+        if message := error.format_message():  # empty where it has just shown the help
+            _fail(f"{message} (--help shows what there is)", error.exit_code)
+        sys.exit(error.exit_code)
     except UsageError as error:
         _fail(str(error), 2)
     except DataError as error:

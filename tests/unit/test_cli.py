@@ -1,0 +1,114 @@
+"""The command line as people and scripts meet it: help, JSON, exit codes, errors."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def attune(*arguments, cwd, **environment):
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "attune"), *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_prepare_and_inspect_speak_json(tmp_path):
+    done = attune("data", "prepare", "--source", "bundled", "--out", "d", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    answer = json.loads(line)
+    assert set(answer) == {"out", "hash", "format", "splits", "rejected"}
+    assert answer["out"] == "d"
+    assert answer["rejected"] == {"rows": 0, "file": None, "reasons": {}}
+    assert set(answer["splits"]["train"]) == {"conversations", "samples"}
+    assert "train" in done.stderr
+    report = json.loads(attune("data", "inspect", "d", "--json", cwd=tmp_path).stdout)
+    assert report["hash"] == answer["hash"]
+    shown = attune("data", "inspect", "d", cwd=tmp_path).stdout
+    assert "samples by emotion" in shown
+    assert "response:" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("data", "prepare", "--source", "nowhere", "--out", "d"), "no such source: 'nowhere'"),
+        (("data", "prepare", "--source", "bundled", "--out", "d", "--format", "edd"), "'edd'"),
+        (("data", "inspect", "nowhere"), "not a prepared folder"),
+        (("data", "prepare", "--out", "d"), "--source"),
+        (("date",), "data"),
+        (("data", "inspect", "d", "--samples", "x"), "'--samples'"),
+    ],
+)
+def test_what_is_typed_wrong_is_exit_code_2_and_no_traceback(tmp_path, arguments, message):
+    done = attune(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_file_is_exit_code_1(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"id": 1}\n')
+    command = ("data", "prepare", "--source", "mine.jsonl", "--out", "d", "--strict")
+    done = attune(*command, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "mine.jsonl, row 1: missing key: 'utterances'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.jsonl"]
+
+
+def test_our_own_mistakes_keep_their_traceback_in_a_file(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "manifest.json").write_text("{}")
+    done = attune("data", "inspect", "d", cwd=tmp_path, ATTUNE_HOME=str(tmp_path / "home"))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    [log] = (tmp_path / "home" / "logs").iterdir()
+    assert str(log) in done.stderr
+    assert "Traceback" in log.read_text()
+
+
+def test_help_teaches(tmp_path):
+    assert "Begin with" in attune("--help", cwd=tmp_path).stdout
+    shown = attune("data", "prepare", "--help", cwd=tmp_path).stdout
+    assert "Examples" in shown
+    assert "rejects.jsonl" in shown
+    assert attune("--version", cwd=tmp_path).stdout.startswith("attune ")
+
+
+def test_doctor(tmp_path):
+    done = attune("doctor", "--json", cwd=tmp_path, ATTUNE_HOME=str(tmp_path), CXX="")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["ok"]
+    checks = {check["name"]: check for check in answer["checks"]}
+    wanted = {"python", "torch", "ray", "deepspeed", "mlflow", "gradio", "polars"}
+    assert wanted | {"gpu", "compiler", "cluster", "tracking", "data", "disk"} <= set(checks)
+    assert str(tmp_path) in checks["disk"]["found"]
+
+
+def test_doctor_says_what_to_fix(tmp_path):
+    (tmp_path / "mlflow.db").write_text("not a database at all, but long enough to be looked at")
+    # No compiler on this PATH; the cluster is looked for with the interpreter itself.
+    environment = {"ATTUNE_HOME": str(tmp_path), "PATH": str(tmp_path), "CXX": ""}
+    done = attune("doctor", "--json", cwd=tmp_path, **environment)
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert not answer["ok"]
+    failed = {check["name"]: check["fix"] for check in answer["checks"] if check["fix"]}
+    assert "install a C++ compiler" in failed["compiler"]
+    assert "damaged" in failed["tracking"]
+    away = attune(
+        "doctor", cwd=tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9", ATTUNE_HOME=str(tmp_path)
+    )
+    assert away.returncode == 1
+    assert "start the tracking server" in away.stdout
