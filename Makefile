@@ -3,6 +3,7 @@
 
 PYTHON ?= python3.11
 VENV := .venv
+SOURCE ?= bundled
 # mypy cannot follow the mapping of folders to packages, so it gets links in their places.
 LINKS := $(VENV)/links/attune
 INSTALLED := $(VENV)/.installed
@@ -37,7 +38,7 @@ lint: install
 	MYPYPATH=$(VENV)/links $(VENV)/bin/mypy --package attune
 
 bench: install
-	$(VENV)/bin/python -m attune.jobs.bench
+	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -67,4 +67,4 @@ def _unknown_share(samples: pl.DataFrame, known: pl.Series) -> float | None:
     tokens = samples["response_tokens"].str.split(" ").explode()
     if tokens.is_empty():
         return None
-    return 1 - tokens.is_in(known.implode()).sum() / len(tokens)
+    return 1 - float(tokens.is_in(known.implode()).sum()) / len(tokens)

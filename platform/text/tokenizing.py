@@ -102,18 +102,35 @@ def tokenize_one(text: str, *, expand_contractions: bool = True) -> list[str]:
     return joined.split(" ") if joined else []
 
 
+def nltk_tokenize(text: str) -> list[str]:
+    """nltk's own `word_tokenize`, a text at a time: what `tokenize` is measured against."""
+    words = NLTKWordTokenizer()
+    return [
+        token for sentence in _plain_punkt().tokenize(text) for token in words.tokenize(sentence)
+    ]
+
+
 class _RememberingPunkt(PunktSentenceTokenizer):  # type: ignore[misc]
     """Punkt that decides about each distinct pair of neighbouring words once."""
 
     def __init__(self, parameters: PunktParameters):
         super().__init__(parameters)
-        # A bounded cache: on a corpus larger than memory the pairs would outgrow it.
         self.careful = parameters.abbrev_types | {word for word, _ in parameters.collocations}
+        # A bounded cache: on a corpus larger than memory the pairs would outgrow it.
         self.text_contains_sentbreak = functools.lru_cache(1 << 20)(super().text_contains_sentbreak)
 
 
 @functools.cache
 def _punkt() -> _RememberingPunkt:
+    return _RememberingPunkt(_punkt_parameters())
+
+
+@functools.cache
+def _plain_punkt() -> PunktSentenceTokenizer:
+    return PunktSentenceTokenizer(_punkt_parameters())
+
+
+def _punkt_parameters() -> PunktParameters:
     """nltk's English Punkt model. nltk downloads it; this package carries it, so we need not."""
     folder = Path(str(metadata.distribution("llama-index-core").locate_file(_PUNKT)))
     decoder, parameters = PunktDecoder(), PunktParameters()
@@ -125,7 +142,7 @@ def _punkt() -> _RememberingPunkt:
     parameters.sent_starters = decoder.txt2set(lines("sent_starters.txt"))
     parameters.abbrev_types = decoder.txt2set(lines("abbrev_types.txt"))
     parameters.ortho_context = decoder.tab2intdict(lines("ortho_context.tab"))
-    return _RememberingPunkt(parameters)
+    return parameters
 
 
 def _sentences(text: str) -> list[str]:

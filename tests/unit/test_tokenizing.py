@@ -4,13 +4,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nltk.tokenize.destructive import NLTKWordTokenizer
-from nltk.tokenize.punkt import PunktSentenceTokenizer
 
-from attune.platform.text.tokenizing import CONTRACTIONS, _punkt, tokenize, tokenize_one
-
-PUNKT = PunktSentenceTokenizer(_punkt()._params)
-TREEBANK = NLTKWordTokenizer()
+from attune.platform.text.tokenizing import CONTRACTIONS, nltk_tokenize, tokenize, tokenize_one
 
 
 def nltk_tokens(text: str, expand: bool = True) -> list[str]:
@@ -19,7 +14,7 @@ def nltk_tokens(text: str, expand: bool = True) -> list[str]:
     if expand:
         for short, long in CONTRACTIONS.items():
             text = text.replace(short, long)
-    return [token for sentence in PUNKT.tokenize(text) for token in TREEBANK.tokenize(sentence)]
+    return nltk_tokenize(text)
 
 
 TRICKY = [
