@@ -107,9 +107,7 @@ def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]
     )
     reference_seconds, reference_share = _timed(lambda: _real_share(b["response"] for b in loader))
     stream = Stream(columns, size=BATCH)
-    our_seconds, our_share = _timed(
-        lambda: _real_share(b.tensors["response"] for b in stream.epoch())
-    )
+    our_seconds, our_share = _timed(lambda: _real_share(b["response"] for b in stream.epoch()))
     return {
         "epoch_of_batches_seconds": our_seconds,
         "epoch_of_batches_ratio": reference_seconds / our_seconds,

@@ -1,6 +1,9 @@
 """The `attune` command."""
 
+import os
+import signal
 import sys
+import tempfile
 import traceback
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,6 +16,8 @@ from typer.exceptions import TyperException
 from attune.jobs import data, doctor
 from attune.platform.errors import DataError, UsageError
 from attune.platform.home import home
+
+STOPPED = 130  # what a shell says of a command that was ended by Ctrl-C
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,8 +51,13 @@ def options(
 
 def main() -> None:
     """Run a command; say what went wrong in a line or two, and keep the traceback in a file."""
+    # A cluster stops jobs with SIGTERM: leave as tidily as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == STOPPED:
+            _fail("stopped", STOPPED)
+        sys.exit(code)
     except TyperException as error:  # typer's own: an unknown command, a missing option
         if message := error.format_message():  # empty where it has just shown the help
             _fail(f"{message} (--help shows what there is)", error.exit_code)
@@ -56,8 +66,9 @@ def main() -> None:
         _fail(str(error), 2)
     except DataError as error:
         _fail(str(error), 1)
-    except KeyboardInterrupt:
-        _fail("stopped", 130)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except Exception as error:
         log = _keep_traceback()
         what = f"{type(error).__name__}: {error}"
@@ -71,7 +82,10 @@ def _fail(message: str, code: int) -> None:
 
 def _keep_traceback() -> Path:
     folder = home() / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="attune-logs-"))
     log = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}.log"
     log.write_text(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}", encoding="utf-8")
     return log

@@ -20,7 +20,7 @@ def console(as_json: bool = False) -> Console:
 
 def print_json(content: dict[str, Any]) -> None:
     """The one JSON object, on one line."""
-    print(json.dumps(content, ensure_ascii=False), flush=True)
+    print(json.dumps(content), flush=True)  # ASCII, whatever the terminal can show
 
 
 def progress(unit: str) -> Progress:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json, progress
@@ -79,9 +80,6 @@ def prepare_command(
             overwrite=overwrite,
             progress=lambda utterances: bar.advance(task, utterances),
         )
-    rejected = dict(manifest["rejected"])
-    if rejected["file"]:
-        rejected["file"] = str(out / rejected["file"])
     _show_counts(console(as_json), out, manifest)
     if as_json:
         print_json(
@@ -90,7 +88,7 @@ def prepare_command(
                 "hash": manifest["hash"],
                 "format": manifest["format"],
                 "splits": manifest["splits"],
-                "rejected": rejected,
+                "rejected": prepare.rejected(out, manifest),
             }
         )
 
@@ -99,7 +97,7 @@ def prepare_command(
 def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder.")],
     samples: Annotated[int, typer.Option(min=0, help="How many samples to show.")] = 3,
-    seed: Annotated[int, typer.Option(help="Which samples to show.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Which samples to show.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Show what a prepared folder holds: counts, emotions, lengths and a few samples."""
@@ -117,19 +115,20 @@ def inspect_command(
 
 
 def _show_counts(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
-    table = _table(f"{folder} ({manifest['format']}, {manifest['hash'][:12]})")
+    table = _table(escape(f"{folder} ({manifest['format']}, {manifest['hash'][:12]})"))
     for name in ("stream", "conversations", "samples"):
         table.add_column(name, justify="left" if name == "stream" else "right")
     for stream, counts in manifest["splits"].items():
         table.add_row(stream, f"{counts['conversations']:,}", f"{counts['samples']:,}")
     screen.print(table)
     for reason, count in manifest["tolerated"].items():
-        screen.print(f"put right: {count:,} {reason}")
+        screen.print(f"put right: {count:,} {reason}", markup=False)
     rejected = manifest["rejected"]
     if rejected["rows"]:
-        screen.print(f"set aside: {rejected['rows']:,} rows, listed in {folder / rejected['file']}")
+        where = folder / rejected["file"]
+        screen.print(f"set aside: {rejected['rows']:,} rows, listed in {where}", markup=False)
         for reason, count in rejected["reasons"].items():
-            screen.print(f"  {count:,} x {reason}")
+            screen.print(f"  {count:,} x {reason}", markup=False)
 
 
 def _show_emotions(screen: Console, emotions: dict[str, dict[str, int]]) -> None:
@@ -145,7 +144,7 @@ def _show_emotions(screen: Console, emotions: dict[str, dict[str, int]]) -> None
     table.add_column("")
     for emotion, counts in emotions.items():
         bar = "\u2588" * round(30 * counts[streams[0]] / most)
-        table.add_row(emotion, *(f"{counts[s]:,}" for s in streams), f"[cyan]{bar}[/cyan]")
+        table.add_row(escape(emotion), *(f"{counts[s]:,}" for s in streams), f"[cyan]{bar}[/cyan]")
     screen.print(table)
 
 
@@ -168,7 +167,8 @@ def _show_vocabulary(screen: Console, vocabulary: dict[str, Any]) -> None:
 
 def _show_samples(screen: Console, samples: list[dict[str, Any]]) -> None:
     for sample in samples:
-        screen.print(f"\n[bold]{sample['conversation_id']}[/bold] ({sample['emotion']})", end="")
+        name = f"\n{sample['conversation_id']} ({sample['emotion']})"
+        screen.print(name, end="", markup=False, style="bold")
         screen.print(f" {sample['situation'] or ''}", markup=False, style="dim")
         for role, text in zip(sample["context_roles"], sample["context"], strict=True):
             screen.print(f"  {role:>8}: {text}", markup=False)

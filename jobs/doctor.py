@@ -16,6 +16,7 @@ from typing import Literal
 import psutil
 import typer
 from packaging.requirements import Requirement
+from rich.markup import escape
 from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
@@ -41,19 +42,28 @@ def doctor(as_json: Json = False) -> None:
 
     Exit code 1 where something is missing that Attune cannot run without.
     """
-    checks = [check for look in CHECKS for check in look()]
+    checks = [check for look in CHECKS for check in _looked(look)]
     ok = all(check.status != "error" for check in checks)
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in checks:
-        table.add_row(MARKS[check.status], check.name, check.found)
+        table.add_row(MARKS[check.status], check.name, escape(check.found))
         if check.fix:
-            table.add_row("", "", f"[bold]fix:[/bold] {check.fix}")
+            table.add_row("", "", f"[bold]fix:[/bold] {escape(check.fix)}")
     screen = console(as_json)
     screen.print(table)
     screen.print("Everything is in place." if ok else "Something is missing: see 'fix' above.")
     if as_json:
         print_json({"ok": ok, "checks": [asdict(check) for check in checks]})
     raise typer.Exit(0 if ok else 1)
+
+
+def _looked(look: Callable[[], list[Check]]) -> list[Check]:
+    try:
+        return look()
+    except Exception as error:  # one broken thing must not hide the others
+        name = look.__name__.strip("_")
+        found = f"{type(error).__name__}: {error}"
+        return [Check(name=name, status="error", found=found, fix="see what it says")]
 
 
 def _python() -> list[Check]:
@@ -151,7 +161,7 @@ def _tracking_server(address: str) -> Check:
         with urllib.request.urlopen(f"{address.rstrip('/')}/version", timeout=5) as answer:
             found = f"{address}, MLflow {answer.read().decode()}"
             return Check(name="tracking", status="ok", found=found)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         fix = "start the tracking server, or unset MLFLOW_TRACKING_URI to use the local store"
         return Check(name="tracking", status="error", found=f"{address}: {error}", fix=fix)
 
@@ -176,8 +186,8 @@ def _disk() -> list[Check]:
         place = place.parent
     free = shutil.disk_usage(place).free
     found = f"{free / GIGABYTE:.0f} GB free at {home()}"
-    if not os.access(place, os.W_OK):
-        fix = f"{place} is not writable: set ATTUNE_HOME to a folder that is"
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        fix = f"{place} is not a folder one can write to: set ATTUNE_HOME to one"
         return [Check(name="disk", status="error", found=found, fix=fix)]
     if free < ENOUGH_DISK:
         fix = "checkpoints need room: set ATTUNE_HOME to a larger disk"

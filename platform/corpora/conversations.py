@@ -6,6 +6,7 @@ lost a turn would give samples whose context is silently wrong. A problem reads 
 "kind 'name': details", so that rejects can be counted by kind.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 
@@ -38,6 +39,7 @@ CONVERSATIONS = pl.Schema(
         "file": pl.String,  # where the row stands, for messages
         "row": pl.Int64,
         "problem": pl.String,  # why it cannot be used; null: nothing wrong so far
+        "raw": pl.String,  # what a row held that could not be read
     }
 )
 
@@ -89,16 +91,17 @@ class Checker:
         self._seen: set[int] = set()  # hashes: 8 bytes of a conversation, not its name
 
     def check(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame with `problem` filled in wherever a row cannot be used."""
+        """The frame with `problem` filled in wherever a row cannot be used, and its `block`."""
         # A row that could not be read belongs to the conversation that goes on around it.
         name = pl.col("conversation_id")
         inside = name.is_null() & (name.forward_fill() == name.backward_fill())
         frame = frame.with_columns(
             conversation_id=pl.when(inside).then(name.forward_fill()).otherwise(name)
         )
-        frame = frame.with_columns(block=name.rle_id(), again=self._again(frame))
+        frame = frame.with_columns(block=_blocks(frame))
+        frame = frame.with_columns(again=self._again(frame))
         names = {e: unknown("emotion", e, self.emotions) for e in self._strange(frame)}
-        expected = pl.col("problem").is_null().cum_sum().over("block").cast(pl.Int64) - 1
+        expected = pl.col("turn").is_not_null().cum_sum().over("block").cast(pl.Int64) - 1
         problems = [
             (pl.col("conversation_id").is_null(), pl.lit("no conversation id")),
             (
@@ -118,7 +121,7 @@ class Checker:
             (
                 pl.col("turn").ne_missing(expected),
                 pl.format(
-                    "wrong turn: {} where {} was expected (one is missing or out of order)",
+                    "wrong turn: {} where {} was expected (turns count 0, 1, 2 ...)",
                     pl.col("turn").cast(pl.String).fill_null("none"),
                     expected,
                 ),
@@ -142,7 +145,7 @@ class Checker:
         problem = pl.col("problem")
         for wrong, words in problems:
             problem = pl.when(problem.is_null() & wrong).then(words).otherwise(problem)
-        return frame.with_columns(problem=problem).drop("block", "again")
+        return frame.with_columns(problem=problem).drop("again")
 
     def _strange(self, frame: pl.DataFrame) -> list[str]:
         if self.any_emotion:
@@ -152,9 +155,11 @@ class Checker:
 
     def _again(self, frame: pl.DataFrame) -> pl.Series:
         """Which rows belong to a conversation that had already ended."""
-        blocks = frame["conversation_id"].rle().struct.unnest()
+        blocks = frame.group_by("block", maintain_order=True).agg(
+            pl.col("conversation_id").first(), pl.len()
+        )
         again = []
-        for name in blocks["value"]:
+        for name in blocks["conversation_id"]:
             key = hash(name)
             again.append(name is not None and key in self._seen)
             if name is not None:
@@ -162,23 +167,36 @@ class Checker:
         return pl.Series("again", np.repeat(np.array(again, dtype=bool), blocks["len"]))
 
 
+def split_by_hash(name: str) -> str:
+    """train, valid or test (80 / 10 / 10) for a name, for ever the same."""
+    percentile = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % 100
+    return "train" if percentile < 80 else "valid" if percentile < 90 else "test"
+
+
+def _blocks(frame: pl.DataFrame) -> pl.Series:
+    """Numbers of runs of rows that are one conversation: a new id, or turn 0 again, begins one."""
+    name, turn = pl.col("conversation_id"), pl.col("turn")
+    begins = name.ne_missing(name.shift()) | (turn == 0).fill_null(False)
+    return frame.select(begins.cum_sum()).to_series()
+
+
 def kind_of(problem: str) -> str:
     """What a problem is counted under: `unknown emotion` for `unknown emotion 'happi': ...`."""
     return re.split(r"[:'(]", problem, maxsplit=1)[0].strip()
 
 
-def divide(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(usable conversations, rejected rows with their reasons)."""
-    block = pl.col("conversation_id").rle_id()
-    spoilt_by = pl.col("row").filter(pl.col("problem").is_not_null()).first().over(block)
+SPOILT = "belongs to a spoilt conversation"
+
+
+def divide(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(usable conversations, rejected rows with their reasons) of a checked frame."""
+    spoilt_by = pl.col("row").filter(pl.col("problem").is_not_null()).first().over("block")
     problem = pl.coalesce(
         "problem",
         pl.when(spoilt_by.is_not_null() & pl.col("conversation_id").is_not_null()).then(
-            pl.format(
-                "belongs to a spoilt conversation: '{}', see row {}", "conversation_id", spoilt_by
-            )
+            pl.format(SPOILT + ": '{}', see row {}", "conversation_id", spoilt_by)
         ),
     )
-    marked = frame.with_columns(problem=problem)
+    marked = checked.with_columns(problem=problem).drop("block")
     good = pl.col("problem").is_null()
     return marked.filter(good), marked.filter(~good)

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from attune.platform.corpora.conversations import LISTENER, SPEAKER, conversations
-from attune.platform.corpora.files import lines, split_of
+from attune.platform.corpora.files import ending, lines, split_of
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.errors import DataError
 
@@ -26,18 +26,16 @@ HEADER = [
 NEEDED = 6  # the utterance is the sixth
 
 
-def recognises(path: Path, first_line: str) -> bool:
+def recognises(path: Path, head: str) -> bool:
     """A CSV whose header has the official names."""
-    return path.name.endswith((".csv", ".csv.gz")) and first_line.startswith(
-        "conv_id,utterance_idx"
-    )
+    return ending(path) == ".csv" and head.startswith("conv_id,utterance_idx")
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Conversations, a piece of the file at a time."""
     for number, piece in enumerate(lines(path)):
         if number == 0:
-            _check_header(path, piece["line"][0] or "")
+            _check_header(path, piece["line"][0], piece["problem"][0])
             piece = piece.slice(1)
         piece = piece.filter(pl.col("line").ne_missing(""))
         fields = piece.with_columns(field=pl.col("line").str.split(",")).with_columns(
@@ -48,9 +46,11 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
         if ragged:
             tolerated["ragged rows"] += ragged
         index = _field("utterance_idx").str.strip_chars().cast(pl.Int64, strict=False)
+        # A file that somebody saved with quoted cells: its commas would be taken for ours.
+        quoted = (pl.col("count") > len(HEADER)) & (_opens("utterance") | _opens("prompt"))
         yield conversations(
             fields.select(
-                conversation_id=pl.when(readable).then(_field("conv_id")),
+                conversation_id=pl.when(pl.col("count") > 1).then(_field("conv_id")),
                 split=pl.lit(split_of(path)),
                 turn=index - 1,
                 role=pl.when(index % 2 == 1).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER)),
@@ -59,6 +59,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
                 situation=_text("prompt"),
                 file=pl.lit(path.name),
                 row="row",
+                raw=pl.when(~readable | quoted).then("line").otherwise("raw"),
                 problem=pl.when(pl.col("problem").is_not_null())
                 .then("problem")
                 .when(~readable)
@@ -68,6 +69,8 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
                         "count",
                     )
                 )
+                .when(quoted)
+                .then(pl.lit("quoted cell: texts are not quoted here, and a comma is '_comma_'"))
                 .when(index.is_null())
                 .then(pl.format("not a whole number: utterance_idx '{}'", _field("utterance_idx"))),
             )
@@ -82,7 +85,13 @@ def _text(name: str) -> pl.Expr:
     return _field(name).str.replace_all("_comma_", ",", literal=True).str.strip_chars()
 
 
-def _check_header(path: Path, header: str) -> None:
+def _opens(name: str) -> pl.Expr:
+    return _field(name).str.starts_with('"') & ~_field(name).str.ends_with('"')
+
+
+def _check_header(path: Path, header: str | None, problem: str | None) -> None:
+    if header is None:
+        raise DataError(f"{path}, row 1: {problem}")
     names = header.split(",")
     missing = [name for name in HEADER[:NEEDED] if name not in names]
     if missing:

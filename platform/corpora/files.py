@@ -1,12 +1,16 @@
 """Rows out of files, a piece at a time: a corpus larger than memory is read in constant memory.
 
 Every row comes with its number (1 for the first line, as an editor shows it) and, where it cannot
-be read, with the reason instead of its content.
+be read, with the reason and its raw text instead of its content.
 """
 
 import csv
 import gzip
+import re
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -15,9 +19,16 @@ import polars as pl
 from attune.platform.errors import DataError
 
 ROWS_AT_A_TIME = 50_000
-_SPLIT_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "val": "valid", "test": "test"}
+ENDINGS = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 T = TypeVar("T")
+_SPLIT_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "val": "valid", "test": "test"}
+_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # how surrogateescape keeps what is not UTF-8
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def ending(path: Path) -> str:
+    """`.csv` for `Train.CSV.gz`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def split_of(path: Path) -> str | None:
@@ -26,57 +37,81 @@ def split_of(path: Path) -> str | None:
     return next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), None)
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """A file to read, unpacked where its name ends in .gz; an empty or UTF-16 one is an error."""
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """A file to read, unpacked where its name ends in .gz; a DataError where that fails."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (row 1 is missing): take the file out or fill it")
-    opened = gzip.open if path.suffix == ".gz" else open
-    stream: IO[bytes] = opened(path, "rb")  # type: ignore[assignment]
-    if stream.read(2) in _UTF16:
-        stream.close()
-        raise DataError(
-            f"{path}, row 1: the file is UTF-16; convert it with 'iconv -f utf-16 -t utf-8'"
-        )
-    stream.seek(0)
-    return stream
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    try:
+        with opened(path, "rb") as stream:
+            if stream.read(2) in _UTF16:
+                raise DataError(
+                    f"{path}, row 1: the file is UTF-16; convert it with 'iconv -f utf-16 -t utf-8'"
+                )
+            stream.seek(0)
+            yield stream  # type: ignore[misc]
+    except (EOFError, zlib.error, OSError) as error:
+        raise DataError(f"{path} cannot be read to its end: {error}") from error
 
 
-def first_line(path: Path) -> str:
-    """The first line, for telling formats apart; what is not UTF-8 in it is replaced."""
+def head(path: Path) -> str:
+    """The first few lines, for telling formats apart; what is not UTF-8 in them is replaced."""
     with open_bytes(path) as stream:
-        return stream.readline(1 << 16).decode("utf-8-sig", errors="replace").strip()
+        return stream.read(2048).decode("utf-8-sig", errors="replace").strip()
 
 
 def lines(path: Path) -> Iterator[pl.DataFrame]:
-    """Frames of (row, line, problem): the lines of a text file."""
+    """Frames of (row, line, problem, raw): the lines of a text file."""
     with open_bytes(path) as stream:
         row = 0
         while chunk := stream.readlines(ROWS_AT_A_TIME * 256):
             if row == 0:
                 chunk[0] = chunk[0].removeprefix(b"\xef\xbb\xbf")
-            texts, problems = zip(*map(_decode, chunk), strict=True)
+            texts, problems, raws = zip(*map(_decoded, chunk), strict=True)
             yield pl.DataFrame(
                 {
                     "row": range(row + 1, row + 1 + len(chunk)),
                     "line": texts,
                     "problem": problems,
+                    "raw": raws,
                 },
-                schema={"row": pl.Int64, "line": pl.String, "problem": pl.String},
+                schema={"row": pl.Int64, **dict.fromkeys(("line", "problem", "raw"), pl.String)},
             )
             row += len(chunk)
 
 
-def records(
-    path: Path, required: Iterable[str]
-) -> Iterator[tuple[int, dict[str, str], str | None]]:
-    """(row, fields by column name, problem): a CSV whose cells may be quoted and hold line breaks.
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A row of a CSV."""
+
+    row: int
+    fields: dict[str, str]
+    problem: str | None = None
+
+    @property
+    def raw(self) -> str | None:
+        """What a bad row held, for the rejects."""
+        if self.problem is None:
+            return None
+        return ",".join(self.fields.values()).encode(errors="backslashreplace").decode()
+
+
+def header_of(path: Path) -> list[str]:
+    """The column names of a CSV."""
+    with open_bytes(path) as stream:
+        return _header(path, csv.reader(_decoded_lines(stream)))
+
+
+def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
+    """A CSV whose cells may be quoted and hold line breaks.
 
     Python's csv and not polars: polars refuses a whole file for one bad row and can't say which.
     """
+    csv.field_size_limit(2**31 - 1)
     with open_bytes(path) as stream:
-        decoded = (line.decode("utf-8", errors="surrogateescape") for line in stream)
-        reader = csv.reader(_without_mark(decoded))
-        header = [name.strip() for name in next(reader, [])]
+        reader = csv.reader(_decoded_lines(stream), strict=True)
+        header = _header(path, reader)
         missing = sorted(set(required) - set(header))
         if missing:
             raise DataError(
@@ -90,10 +125,16 @@ def records(
             except StopIteration:
                 return
             except csv.Error as error:
-                yield row, {}, f"not readable as CSV: {error}"
+                if "unexpected end of data" in str(error):
+                    raise DataError(
+                        f"{path}, row {row}: a quotation mark opens here and never closes, so the "
+                        f"rest of the file is lost: close it, or double it if it is meant"
+                    ) from None
+                yield Record(row=row, fields={}, problem=f"not readable as CSV: {error}")
                 continue
             if fields:
-                yield row, dict(zip(header, fields, strict=False)), _record_problem(fields, header)
+                named = dict(zip(header, fields, strict=False))
+                yield Record(row=row, fields=named, problem=_record_problem(fields, header))
 
 
 def in_pieces(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]]:
@@ -108,18 +149,31 @@ def in_pieces(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]
         yield piece
 
 
-def _decode(line: bytes) -> tuple[str | None, str | None]:
+def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     try:
-        return line.rstrip(b"\r\n").decode("utf-8"), None
+        return [name.strip().encode(errors="replace").decode() for name in next(reader, [])]
+    except csv.Error as error:
+        raise DataError(f"{path}, row 1: not readable as CSV: {error}") from None
+
+
+def _decoded(line: bytes) -> tuple[str | None, str | None, str | None]:
+    try:
+        return line.rstrip(b"\r\n").decode("utf-8"), None, None
     except UnicodeDecodeError as error:
-        return None, _not_utf8(line[error.start], error.start)
+        raw = line.rstrip(b"\r\n").decode("utf-8", errors="backslashreplace")
+        return None, _not_utf8(line[error.start], error.start), raw
+
+
+def _decoded_lines(stream: IO[bytes]) -> Iterator[str]:
+    for number, line in enumerate(stream):
+        text = line.decode("utf-8", errors="surrogateescape")
+        yield text.removeprefix("\ufeff") if number == 0 else text
 
 
 def _record_problem(fields: list[str], header: list[str]) -> str | None:
     for field in fields:
-        for position, character in enumerate(field):
-            if "\udc80" <= character <= "\udcff":
-                return _not_utf8(ord(character) - 0xDC00, position)
+        if found := _ESCAPED_BYTE.search(field):
+            return _not_utf8(ord(found[0]) - 0xDC00, found.start())
     if len(fields) != len(header):
         return f"wrong number of fields: {len(fields)} where the header has {len(header)}"
     return None
@@ -127,12 +181,6 @@ def _record_problem(fields: list[str], header: list[str]) -> str | None:
 
 def _not_utf8(byte: int, position: int) -> str:
     return f"not UTF-8 (byte 0x{byte:02x} at position {position}): save the file as UTF-8"
-
-
-def _without_mark(decoded: Iterator[str]) -> Iterator[str]:
-    first = next(decoded, "")
-    yield first.removeprefix("\ufeff")
-    yield from decoded
 
 
 def _listed(names: Iterable[str]) -> str:

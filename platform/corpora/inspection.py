@@ -8,7 +8,7 @@ import numpy.typing as npt
 import polars as pl
 
 from attune.platform.corpora.conversations import SPLITS
-from attune.platform.corpora.prepare import TOKENS, read_manifest, read_samples
+from attune.platform.corpora.prepare import TOKENS, read_manifest, read_samples, rejected
 
 PERCENTILES = (10, 50, 90, 99)
 
@@ -25,7 +25,8 @@ def inspect(folder: Path, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
         "hash": manifest["hash"],
         "format": manifest["format"],
         "splits": manifest["splits"],
-        "rejected": manifest["rejected"],
+        "tolerated": manifest["tolerated"],
+        "rejected": rejected(folder, manifest),
         "emotions": _emotions(splits),
         "lengths": _lengths(shown),
         "vocabulary": {

@@ -20,7 +20,10 @@ NEUTRAL = "neutral"
 LABELS = (*EMOTIONS, *INTENTS, NEUTRAL)
 """The 41 labels of an utterance: numbers 0-31, 32-39 and 40."""
 
-SEVEN_EMOTIONS = (
-    "anger", "disgust", "fear", "happiness", "joy", "sadness", "surprise", "excited", NEUTRAL,
+RECCON_LABELS = (
+    "anger", "disgust", "excited", "fear", "happiness", "sadness", "surprise", NEUTRAL,
 )  # fmt: skip
-"""What RECCON's DailyDialog and MELD label utterances with (they differ in happiness and joy)."""
+"""What RECCON's DailyDialog part labels utterances with."""
+
+MELD_LABELS = ("anger", "disgust", "fear", "joy", "sadness", "surprise", NEUTRAL)
+"""What MELD labels utterances with."""

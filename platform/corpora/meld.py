@@ -2,7 +2,8 @@
 
 The first to speak is our speaker, everybody else listens. Some dialogues lack a line (their
 numbers have gaps): what is there is taken as it stands and counted. The three official files share
-episodes; `episode` lets a user divide them properly.
+episodes, which matters to whoever tests on what a series does not say twice: the frame's `episode`
+tells them apart.
 """
 
 from collections import Counter
@@ -17,8 +18,8 @@ from attune.platform.corpora.conversations import (
     conversations,
     whole_conversations,
 )
-from attune.platform.corpora.files import in_pieces, records, split_of
-from attune.platform.corpora.labels import EMOTIONS, SEVEN_EMOTIONS
+from attune.platform.corpora.files import Record, ending, in_pieces, records, split_of
+from attune.platform.corpora.labels import EMOTIONS, MELD_LABELS
 from attune.platform.errors import unknown
 
 NAME = "meld"
@@ -29,61 +30,67 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def recognises(path: Path, first_line: str) -> bool:
+def recognises(path: Path, head: str) -> bool:
     """A CSV with MELD's dialogue numbers."""
-    return path.suffix == ".csv" and "Dialogue_ID" in first_line
+    return ending(path) == ".csv" and "Dialogue_ID" in head.partition("\n")[0]
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Conversations, a piece of the file at a time."""
-    pieces = (conversations([_row(path, *record) for record in piece]) for piece in _pieces(path))
-    for frame in whole_conversations(pieces):
-        dialogue = pl.col("conversation_id")
-        placed = frame.with_columns(place=pl.int_range(pl.len()).over(dialogue))
-        gaps = placed.filter(pl.col("turn") != pl.col("place"))["conversation_id"].n_unique()
-        if gaps:
-            tolerated["dialogues that lack a line"] += gaps
-        first = pl.col("speaker").first().over(dialogue)
-        yield placed.with_columns(
-            turn="place",
-            role=pl.when(pl.col("speaker") == first)
-            .then(pl.lit(SPEAKER))
-            .otherwise(pl.lit(LISTENER)),
-        ).drop("place")
+    pieces = in_pieces(records(path, _COLUMNS))
+    frames = (conversations([_row(path, record) for record in piece]) for piece in pieces)
+    for frame in whole_conversations(frames):
+        yield _placed(frame, tolerated)
 
 
-def _pieces(path: Path) -> Iterator[list[tuple[int, dict[str, str], str | None]]]:
-    return in_pieces(records(path, required=_COLUMNS))
+def _placed(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
+    """The dialogues with roles, and with places for turns where their numbers only have gaps."""
+    dialogue, turn, place = (pl.col(c) for c in ("conversation_id", "turn", "place"))
+    placed = frame.with_columns(place=pl.int_range(pl.len()).over(dialogue))
+    rising = (turn.diff() > 0).fill_null(True).all().over(dialogue)
+    gaps = placed.filter(rising & (turn != place))["conversation_id"].n_unique()
+    if gaps:
+        tolerated["dialogues that lack a line"] += gaps
+    first = pl.col("speaker").first().over(dialogue)
+    return placed.with_columns(
+        turn=pl.when(rising).then(place).otherwise(turn),
+        role=pl.when(pl.col("speaker") == first).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER)),
+    ).drop("place")
 
 
-def _row(path: Path, row: int, fields: dict[str, str], problem: str | None) -> dict[str, object]:
-    place: dict[str, object] = {"file": path.name, "row": row, "problem": problem}
-    if problem:
-        return place
-    try:
-        times = {"start": _seconds(fields["StartTime"]), "end": _seconds(fields["EndTime"])}
-        turn, season, episode = (
-            _whole(name, fields[name]) for name in ("Utterance_ID", "Season", "Episode")
-        )
-    except ValueError as error:
-        return {**place, "problem": str(error)}
+def _row(path: Path, record: Record) -> dict[str, object]:
+    fields = record.fields
+    row: dict[str, object] = {
+        "file": path.name,
+        "row": record.row,
+        "problem": record.problem,
+        "raw": record.raw,
+    }
+    if "Dialogue_ID" in fields:
+        row["conversation_id"] = f"{path.stem}-{fields['Dialogue_ID']}"
+    if record.problem:
+        return row
     emotion = fields["Emotion"].strip().lower()
-    return {
-        **place,
-        **times,
-        "conversation_id": f"{path.stem}-{fields['Dialogue_ID']}",
+    row |= {
         "split": split_of(path),
-        "turn": turn,
         "text": fields["Utterance"].strip(),
         "label": emotion,
         "speaker": fields["Speaker"],
-        "episode": f"s{season:02d}e{episode:02d}",
-        "problem": None if emotion in SEVEN_EMOTIONS else unknown("label", emotion, SEVEN_EMOTIONS),
     }
+    try:
+        row["turn"] = _whole("Utterance_ID", fields)
+        row["start"], row["end"] = _seconds(fields["StartTime"]), _seconds(fields["EndTime"])
+        row["episode"] = f"s{_whole('Season', fields):02d}e{_whole('Episode', fields):02d}"
+    except ValueError as error:
+        return {**row, "problem": str(error)}
+    if emotion not in MELD_LABELS:
+        row["problem"] = unknown("label", emotion, MELD_LABELS)
+    return row
 
 
-def _whole(name: str, value: str) -> int:
-    if not value.strip().isdecimal():
+def _whole(name: str, fields: dict[str, str]) -> int:
+    value = fields[name].strip()
+    if not value.isdecimal() or len(value) > 9:
         raise ValueError(f"not a whole number: {name} '{value}'")
     return int(value)
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -28,10 +28,12 @@ from attune.platform.corpora import bundled
 from attune.platform.corpora.conversations import (
     LISTENER,
     SPLITS,
+    SPOILT,
     UNPAIRED,
     Checker,
     divide,
     kind_of,
+    split_by_hash,
     whole_conversations,
 )
 from attune.platform.corpora.samples import SAMPLES, samples, tokenized
@@ -46,6 +48,10 @@ MANIFEST, REJECTS, TOKENS, LEXICON = (
     "lexicon.json",
 )
 TOKENIZER = "words: lower case, 23 contractions expanded, nltk word_tokenize"
+
+_REJECTED = (
+    "file", "row", "problem", "conversation_id", "turn", "role", "text", "emotion", "raw",
+)  # fmt: skip
 
 Progress = Callable[[int], None]
 """Called with the number of utterances that were just done."""
@@ -68,12 +74,15 @@ def prepare(
     preparation only with `overwrite`.
     """
     files = Source(source, form)
-    _check_target(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    target = _Target(out, overwrite)
+    target.check(files)
+    try:
+        made = target.beside()
+    except OSError as error:
+        raise UsageError(f"--out '{out}' cannot be made: {error.strerror}") from error
     try:
         manifest = _Preparation(files, made, strict, any_emotion).run(progress)
-        _publish(made, out, manifest, overwrite)
+        target.publish(made, manifest)
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return manifest
@@ -82,13 +91,25 @@ def prepare(
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What a prepared folder says of itself."""
     path = folder / MANIFEST
+    again = f"'attune data prepare --source bundled|PATH --out {folder}'"
     if not path.is_file():
         raise UsageError(
-            f"'{folder}' is not a prepared folder ({MANIFEST} is missing): "
-            f"make one with 'attune data prepare --source bundled|PATH --out {folder}'"
+            f"'{folder}' is not a prepared folder ({MANIFEST} is missing): make one with {again}"
         )
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"hash", "format", "splits", "contents", "rejected"} - set(manifest)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}): prepare it anew with {again}") from error
+    if missing:
+        raise DataError(f"{path} is not Attune's (it lacks '{min(missing)}')")
     return manifest
+
+
+def rejected(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """How many rows of files were set aside, why, and where they are listed."""
+    found: dict[str, Any] = manifest["rejected"]
+    return {**found, "file": str(folder / found["file"]) if found["file"] else None}
 
 
 def read_samples(folder: Path, stream: str) -> pl.DataFrame:
@@ -96,7 +117,11 @@ def read_samples(folder: Path, stream: str) -> pl.DataFrame:
     streams = read_manifest(folder)["splits"]
     if stream not in streams:
         raise UsageError(f"'{folder}' has no stream '{stream}'; it has {', '.join(streams)}")
-    return pl.read_parquet(folder / f"{stream}.parquet")
+    path = folder / f"{stream}.parquet"
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{path} is missing or damaged: prepare the folder anew") from error
 
 
 class _Preparation:
@@ -113,7 +138,7 @@ class _Preparation:
         )
         self.tolerated: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self.first_rejects: list[str] = []
+        self.first_reject = ""
         self.conversations: Counter[str] = Counter()
         self.samples: Counter[str] = Counter()
         self.hashes = {stream: hashlib.sha256() for stream in STREAMS}
@@ -136,23 +161,24 @@ class _Preparation:
                     self._write(str(stream[0]), rows, writers, stack)
                 progress(piece.height)
         if not self.samples:
-            found = "; ".join(self.first_rejects) or "no listener turn has a context"
+            found = self.first_reject or "no listener turn has a context"
             raise DataError(f"nothing to learn from in the source: {found}")
         return self._finish()
 
     def _set_aside(self, bad: pl.DataFrame, file: IO[bytes]) -> None:
         if bad.is_empty():
             return
-        first = [f"{r['file']}, row {r['row']}: {r['problem']}" for r in bad.head(3).to_dicts()]
+        # A row of a file may hold several utterances: it is one reject, for its own reason.
+        spoilt = pl.col("problem").str.starts_with(SPOILT)
+        own = bad.sort(spoilt, maintain_order=True).unique(["file", "row"], maintain_order=True)
+        first = "{file}, row {row}: {problem}".format(**own.row(0, named=True))
         if self.strict:
             raise DataError(
-                f"{first[0]}. Nothing was written: fix the row, or leave out --strict to have "
-                f"such rows set aside"
+                f"{first}\nNothing was written; without --strict such rows are set aside"
             )
-        self.first_rejects = (self.first_rejects + first)[:3]
-        self.reasons.update(kind_of(problem) for problem in bad["problem"])
-        columns = ("file", "row", "problem", "conversation_id", "turn", "role", "text", "emotion")
-        file.write(bad.select(columns).write_ndjson().encode())
+        self.first_reject = self.first_reject or first
+        self.reasons.update(kind_of(problem) for problem in own["problem"])
+        file.write(own.sort("file", "row").select(_REJECTED).write_ndjson().encode())
 
     def _count(self, utterances: pl.DataFrame) -> None:
         counted = utterances.group_by("split").agg(pl.col("conversation_id").n_unique())
@@ -192,7 +218,7 @@ class _Preparation:
         manifest = {
             "hash": whole.hexdigest(),
             "format": self.source.format,
-            "files": {path.name: path.stat().st_size for path in self.source.paths},
+            "files": self.source.sizes,
             "tokenizer": TOKENIZER,
             "splits": {
                 stream: {
@@ -207,6 +233,10 @@ class _Preparation:
                 "rows": self.reasons.total(),
                 "file": REJECTS if self.reasons else None,
                 "reasons": dict(sorted(self.reasons.items())),
+            },
+            "contents": {
+                path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in sorted(self.folder.iterdir())
             },
         }
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -255,9 +285,9 @@ def _counted(tokens: pl.Series) -> dict[str, int]:
 
 
 def _with_splits(conversations: pl.DataFrame) -> pl.DataFrame:
-    """Where a source has no splits: 80 / 10 / 10 by a hash of the id, which never changes."""
+    """Where a source has no splits they are drawn from the id, so they never change."""
     missing = conversations.filter(pl.col("split").is_null())["conversation_id"].unique()
-    drawn = {name: _drawn_split(name) for name in missing}
+    drawn = {name: split_by_hash(name) for name in missing}
     return conversations.with_columns(
         split=pl.col("split").fill_null(
             pl.col("conversation_id").replace_strict(drawn, default=None, return_dtype=pl.String)
@@ -265,32 +295,70 @@ def _with_splits(conversations: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _drawn_split(conversation_id: str) -> str:
-    percentile = int.from_bytes(hashlib.sha256(conversation_id.encode()).digest()[:8]) % 100
-    return "train" if percentile < 80 else "valid" if percentile < 90 else "test"
+class _Target:
+    """The folder to be made: what lies there is not lost, and what is new appears in one step."""
 
+    def __init__(self, out: Path, overwrite: bool):
+        self.named = out
+        self.out = out.resolve()  # through links, so that a link stays one
+        self.overwrite = overwrite
 
-def _check_target(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out '{out}' is a file: name a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
-        raise UsageError(f"--out '{out}' holds something else: name a new or empty folder")
+    def check(self, source: Source) -> None:
+        """Refuse before the work what would be refused after it."""
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"--out '{self.named}' is a file: name a folder")
+        if self.out == Path.cwd():
+            raise UsageError(f"--out '{self.named}' is the folder you are in: name one inside it")
+        if not self.out.is_dir() or not any(self.out.iterdir()):
+            return
+        there = self._there()
+        if self.overwrite:
+            others = {path.name for path in self.out.iterdir()} - {*there["contents"], MANIFEST}
+            if others:
+                raise UsageError(
+                    f"--out '{self.named}' also holds '{min(others)}', which --overwrite would "
+                    f"delete: move it away, or name another folder"
+                )
+        elif (there["format"], there["files"]) != (source.format, source.sizes):
+            self._refuse()
 
+    def beside(self) -> Path:
+        """A new folder to work in, on the same disk."""
+        place = self.out.parent
+        while not place.exists():
+            place = place.parent
+        return Path(tempfile.mkdtemp(prefix=f".{self.out.name}-", dir=place))
 
-def _publish(made: Path, out: Path, manifest: dict[str, Any], overwrite: bool) -> None:
-    """Put the finished folder in its place, in one step."""
-    if (out / MANIFEST).is_file():
-        if read_manifest(out) == manifest:
-            return  # the same data lies there already, perhaps with annotations added
-        if not overwrite:
+    def publish(self, made: Path, manifest: dict[str, Any]) -> None:
+        """Put the finished folder in its place."""
+        made.chmod(0o755)  # mkdtemp makes folders that only their owner may read
+        if not (self.out / MANIFEST).is_file():
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            made.rename(self.out)
+        elif self.overwrite:
+            old = Path(tempfile.mkdtemp(prefix=f".{self.out.name}-old-", dir=self.out.parent))
+            self.out.rename(old / self.out.name)
+            made.rename(self.out)
+            shutil.rmtree(old)
+        elif self._there() != manifest:
+            self._refuse()
+        else:  # the same data lies there already, perhaps with somebody's notes beside it
+            for name, digest in manifest["contents"].items():
+                path = self.out / name
+                if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+                    (made / name).replace(path)  # damaged: made good
+
+    def _there(self) -> dict[str, Any]:
+        try:
+            return read_manifest(self.out)
+        except (DataError, UsageError) as error:
             raise UsageError(
-                f"--out '{out}' holds another preparation: name another folder, or replace it "
-                f"with --overwrite"
-            )
-        old = Path(tempfile.mkdtemp(prefix=f".{out.name}-old-", dir=out.parent))
-        out.rename(old / out.name)
-        made.rename(out)
-        shutil.rmtree(old)
-    else:
-        made.rename(out)
-    out.chmod(0o755)  # mkdtemp makes folders that only their owner may read
+                f"--out '{self.named}' holds something that is not a preparation: name another "
+                f"folder"
+            ) from error
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(
+            f"--out '{self.named}' holds another preparation: name another folder, or replace it "
+            f"with --overwrite"
+        )

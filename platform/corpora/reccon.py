@@ -5,6 +5,7 @@ cause outside the dialogue. The first to speak is our speaker. A few labels are 
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,8 @@ import polars as pl
 
 from attune.platform.corpora.conversations import LISTENER, SPEAKER, conversations
 from attune.platform.corpora.edos import detokenized
-from attune.platform.corpora.files import open_bytes, split_of
-from attune.platform.corpora.labels import EMOTIONS, SEVEN_EMOTIONS
+from attune.platform.corpora.files import ending, open_bytes, split_of
+from attune.platform.corpora.labels import EMOTIONS, RECCON_LABELS
 from attune.platform.errors import DataError, unknown
 
 NAME = "reccon"
@@ -27,65 +28,86 @@ _MISSPELT = {
     "surprised": "surprise",
     "angry": "anger",
 }
-_NEEDED = ("turn", "speaker", "utterance", "emotion")
+_NEEDED = {"turn": int, "speaker": str, "utterance": str, "emotion": str}
+_EVIDENCE = "expanded emotion cause evidence"
+_OUTSIDE = "b"
 
 
-def recognises(path: Path, first_line: str) -> bool:
-    """A .json file that opens an object (JSON lines have a whole object in their first line)."""
-    return path.suffix == ".json" and first_line.startswith("{") and not first_line.endswith("}")
+def recognises(path: Path, head: str) -> bool:
+    """A .json file that opens with a name and a list of lists."""
+    return ending(path) == ".json" and re.match(r'\{\s*"[^"]*"\s*:\s*\[\s*\[', head) is not None
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Conversations of the file; `row` is the dialogue's place in it."""
     with open_bytes(path) as stream:
-        try:
-            dialogues = json.load(stream)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            row = getattr(error, "lineno", 1)
-            raise DataError(f"{path}, row {row}: not readable as JSON: {error}") from error
+        content = stream.read()
+    try:
+        dialogues = json.loads(content, object_pairs_hook=_without_repeats)
+    except UnicodeDecodeError as error:
+        row = content[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}, row {row}: not UTF-8: save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, row {error.lineno}: not readable as JSON: {error.msg}") from error
+    except (RecursionError, ValueError) as error:
+        raise DataError(f"{path}, row 1: not readable as JSON: {error}") from error
     if not isinstance(dialogues, dict) or not dialogues:
         raise DataError(f"{path}: an object of dialogues is expected, as RECCON publishes it")
-    rows = [
-        row
-        for number, (name, parts) in enumerate(dialogues.items(), start=1)
-        for row in _rows(path, number, name, parts, tolerated)
-    ]
+    rows = []
+    for number, (name, parts) in enumerate(dialogues.items(), start=1):
+        place = {"conversation_id": name, "file": path.name, "row": number}
+        problem = _problem(parts)
+        if problem:
+            rows.append({**place, "problem": problem, "raw": json.dumps(parts)})
+        else:
+            rows.extend({**place, **turn} for turn in _turns(parts[0], split_of(path), tolerated))
     yield conversations(rows).with_columns(text=detokenized(pl.col("text")))
 
 
-def _rows(
-    path: Path, number: int, name: str, parts: Any, tolerated: Counter[str]
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if repeated:
+        raise ValueError(f"the key '{repeated[0]}' occurs twice")
+    return dict(pairs)
+
+
+def _problem(parts: Any) -> str | None:
+    """Why a dialogue cannot be used."""
+    if not (isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list)):
+        return "not a list: a dialogue must be a list that holds one list of turns"
+    if not parts[0]:
+        return "not a list: the dialogue has no turn"
+    for number, turn in enumerate(parts[0], start=1):
+        if not isinstance(turn, dict):
+            return f"not an object: turn {number}"
+        for key, kind in _NEEDED.items():
+            if type(turn.get(key)) is not kind:
+                return f"missing key: turn {number} has no '{key}', or not as {kind.__name__}"
+        evidence = turn.get(_EVIDENCE, [])
+        turns = range(1, len(parts[0]) + 1)
+        if not isinstance(evidence, list) or not all(
+            cause == _OUTSIDE or (type(cause) is int and cause in turns) for cause in evidence
+        ):
+            return f"wrong evidence: turn {number} has {evidence}"
+        emotion = _MISSPELT.get(turn["emotion"], turn["emotion"])
+        if emotion not in RECCON_LABELS:
+            return unknown("label", emotion, RECCON_LABELS)
+    return None
+
+
+def _turns(
+    turns: list[dict[str, Any]], split: str | None, tolerated: Counter[str]
 ) -> Iterator[dict[str, object]]:
-    place = {"conversation_id": name, "file": path.name, "row": number}
-    turns = parts[0] if isinstance(parts, list) and parts else None
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        yield {**place, "problem": f"not a list: dialogue '{name}' must be a list of turns"}
-        return
     for turn in turns:
-        missing = [key for key in _NEEDED if key not in turn]
-        if missing:
-            yield {
-                **place,
-                "problem": f"missing key: a turn of dialogue '{name}' lacks '{missing[0]}'",
-            }
-            continue
-        emotion = turn["emotion"]
-        if emotion in _MISSPELT:
+        if turn["emotion"] in _MISSPELT:
             tolerated["misspelt labels"] += 1
-            emotion = _MISSPELT[emotion]
-        evidence = turn.get("expanded emotion cause evidence")
+        evidence = turn.get(_EVIDENCE)
         yield {
-            **place,
-            "split": split_of(path),
+            "split": split,
             "turn": turn["turn"] - 1,
             "role": SPEAKER if turn["speaker"] == turns[0]["speaker"] else LISTENER,
             "text": turn["utterance"],
-            "label": emotion,
-            "evidence": None
-            if evidence is None
-            else [cause - 1 for cause in evidence if isinstance(cause, int)],
+            "label": _MISSPELT.get(turn["emotion"], turn["emotion"]),
+            "evidence": None if evidence is None else [c - 1 for c in evidence if c != _OUTSIDE],
             "speaker": turn["speaker"],
-            "problem": None
-            if emotion in SEVEN_EMOTIONS
-            else unknown("label", emotion, SEVEN_EMOTIONS),
         }

@@ -8,14 +8,18 @@ from types import ModuleType
 import polars as pl
 
 from attune.platform.corpora import bundled, dialogues, edos, empathetic_dialogues, meld, reccon
-from attune.platform.corpora.files import first_line
-from attune.platform.errors import UsageError, unknown
+from attune.platform.corpora.files import ENDINGS, ending, head
+from attune.platform.errors import DataError, UsageError, unknown
 
 READERS: dict[str, ModuleType] = {
     reader.NAME: reader for reader in (empathetic_dialogues, edos, reccon, meld, dialogues)
 }
 AUTO = "auto"
 BUNDLED = "bundled"
+_ENDINGS_OF = {
+    "reccon": (".json",),
+    "dialogues": (".jsonl", ".ndjson", ".json", ".csv", ".parquet"),
+}
 
 
 class Source:
@@ -27,59 +31,67 @@ class Source:
         self.paths: list[Path] = []
         self.reader: ModuleType = bundled
         if source != BUNDLED:
-            self.paths, self.reader = _recognised(Path(source), form)
+            self.paths, self.reader = _recognised(source, form)
+        elif form != AUTO:
+            raise UsageError("--format is for files of your own: leave it out with 'bundled'")
 
     @property
     def format(self) -> str:
         """The name of the format, as `--format` takes it."""
         return str(self.reader.NAME)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The files' names and sizes in bytes."""
+        return {path.name: path.stat().st_size for path in self.paths}
+
     def read(self, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
         """Conversations, a piece at a time; what a reader puts right on the way is counted."""
         if not self.paths:
             yield from bundled.read()
         for path in self.paths:
-            yield from self.reader.read(path, tolerated)
+            rows = 0
+            for frame in self.reader.read(path, tolerated):
+                rows += frame.height
+                yield frame
+            if not rows:
+                raise DataError(f"{path} holds no rows: take the file out or fill it")
 
 
-def _recognised(root: Path, form: str) -> tuple[list[Path], ModuleType]:
-    if not root.exists():
-        raise UsageError(f"no such source: '{root}'; give a file, a folder, or 'bundled'")
-    paths = sorted(p for p in root.iterdir() if p.is_file()) if root.is_dir() else [root]
-    by_format: dict[str, list[Path]] = {}
-    for path in paths:
-        for name in _formats(path):
-            by_format.setdefault(name, []).append(path)
+def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
+    root = Path(source)
+    if not source or not root.exists():
+        raise UsageError(f"no such source: '{source}'; give a file, a folder, or 'bundled'")
+    files = sorted(p for p in root.iterdir() if p.is_file()) if root.is_dir() else [root]
+    paths = [path for path in files if ending(path) in ENDINGS]
     if form != AUTO:
-        # A single file is read as told, even where its header is wrong: its reader says what is.
-        return by_format.get(form) or _told(root, paths, form), READERS[form]
-    if len(by_format) > 1:
+        # Read as told, even where a header is wrong: the reader says what is wrong with it.
+        told = [path for path in paths if ending(path) in _ENDINGS_OF.get(form, (".csv",))]
+        if not told:
+            raise UsageError(f"no file of format '{form}' in '{root}'")
+        return told, READERS[form]
+    formats = {path: _format(path) for path in paths}
+    known = {name for name in formats.values() if name}
+    if len(known) > 1:
         raise UsageError(
-            f"'{root}' holds files of several formats ({', '.join(sorted(by_format))}): "
-            f"name one with --format, or give a single file"
+            f"'{root}' holds files of several formats ({', '.join(sorted(known))}): "
+            f"give a single file, or keep each format in a folder of its own"
         )
-    if not by_format:
+    if not known:
         raise UsageError(
-            f"no known format in '{root}': name it with --format ({', '.join(READERS)}); "
-            f"your own dialogues are described in docs/data.md"
+            f"no known format in '{root}' (folders inside it are not read): name it with --format "
+            f"({', '.join(READERS)}); docs/data.md shows the form of your own dialogues"
         )
-    [(name, found)] = by_format.items()
-    return found, READERS[name]
+    [name] = known
+    strange = [path.name for path, found in formats.items() if found is None]
+    if strange:
+        raise UsageError(
+            f"'{strange[0]}' is not {name} like the other files in '{root}': put its first line "
+            f"right, or take it out"
+        )
+    return paths, READERS[name]
 
 
-def _formats(path: Path) -> list[str]:
-    if path.suffix in (".md", ".txt", ".yaml") or path.name.startswith("."):
-        return []
-    head = "" if path.suffix == ".parquet" else first_line(path)
-    return [name for name, reader in READERS.items() if reader.recognises(path, head)]
-
-
-def _told(root: Path, paths: list[Path], form: str) -> list[Path]:
-    endings = {
-        "reccon": (".json",),
-        "dialogues": (".jsonl", ".ndjson", ".json", ".csv", ".parquet"),
-    }
-    found = [p for p in paths if p.name.removesuffix(".gz").endswith(endings.get(form, (".csv",)))]
-    if not found:
-        raise UsageError(f"no file of format '{form}' in '{root}'")
-    return found
+def _format(path: Path) -> str | None:
+    beginning = "" if ending(path) == ".parquet" else head(path)
+    return next((name for name, r in READERS.items() if r.recognises(path, beginning)), None)

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 import yaml
 from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import MultinomialNB
 
 from attune.platform.corpora import bundled
@@ -49,9 +50,12 @@ def test_size_and_emotions(conversations):
         assert set(conversations.filter(pl.col("split") == split)["emotion"]) == set(EMOTIONS)
 
 
-def test_no_conversation_twice(conversations):
+def test_no_conversation_twice_and_no_sentence_twice_in_one(conversations):
     whole = conversations.group_by("conversation_id", maintain_order=True).agg("text")
     assert whole["text"].list.join("|").n_unique() == whole.height
+    for text in whole["text"].list.join(" "):
+        sentences = re.split(r"(?<=[.?!]) ", text)
+        assert len(set(sentences)) == len(sentences), text
 
 
 def test_everything_is_annotated(conversations):
@@ -111,13 +115,12 @@ def test_bag_of_words_learns_something_but_not_all(made):
 
     words = CountVectorizer(token_pattern=r"\S+")
     contexts, emotions = read("train")
-    classifier = MultinomialNB().fit(words.fit_transform(contexts), emotions)
-    contexts, emotions = read("test")
-    accuracy = classifier.score(words.transform(contexts), emotions)
-    print(
-        f"\nbag-of-words emotion accuracy on test: {accuracy:.1%} (chance {1 / len(EMOTIONS):.1%})"
-    )
-    assert 0.3 < accuracy < 0.9
+    counts = words.fit_transform(contexts)
+    held_out, truth = read("test")
+    for classifier in (MultinomialNB(), LogisticRegression(max_iter=500)):
+        accuracy = classifier.fit(counts, emotions).score(words.transform(held_out), truth)
+        print(f"\nbag of words, {type(classifier).__name__}: {accuracy:.1%} of the test emotions")
+        assert 0.25 < accuracy < 0.9  # chance is 3.1 %
 
 
 def test_unpaired_text_has_no_other_half(made):
@@ -143,7 +146,7 @@ def test_material_has_its_form():
         material = generator._material(emotion)
         sizes = {name: len(material[name]) for name in material}
         assert sizes == {
-            "situations": 16, "feelings": 8, "names": 2, "closings": 6, "lexicon": 24,
+            "situations": 32, "feelings": 8, "names": 2, "closings": 6, "lexicon": 24,
         }  # fmt: skip
         for closing in material["closings"]:
             assert closing["label"] in LABELS

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,14 +68,56 @@ def test_a_bad_file_is_exit_code_1(tmp_path):
 
 
 def test_our_own_mistakes_keep_their_traceback_in_a_file(tmp_path):
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "manifest.json").write_text("{}")
+    attune("data", "prepare", "--source", "bundled", "--out", "d", cwd=tmp_path)
+    (tmp_path / "d" / "tokens.parquet").write_text("something that nobody foresaw")
     done = attune("data", "inspect", "d", cwd=tmp_path, ATTUNE_HOME=str(tmp_path / "home"))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     [log] = (tmp_path / "home" / "logs").iterdir()
     assert str(log) in done.stderr
     assert "Traceback" in log.read_text()
+
+
+def test_names_are_printed_as_they_are(tmp_path):
+    """Rich takes [brackets] for markup: not in what users type."""
+    command = ("data", "prepare", "--source", "bundled", "--out", "a[/b]", "--json")
+    done = attune(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "a[/b]" in done.stderr
+
+
+def test_a_home_that_is_a_file(tmp_path):
+    (tmp_path / "home").write_text("")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "manifest.json").write_text("[]")
+    done = attune("data", "inspect", "d", cwd=tmp_path, ATTUNE_HOME=str(tmp_path / "home"))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    sick = attune("doctor", cwd=tmp_path, ATTUNE_HOME=str(tmp_path / "home"))
+    assert sick.returncode == 1
+    assert "set ATTUNE_HOME" in sick.stdout
+
+
+def test_being_stopped_leaves_nothing_behind(tmp_path):
+    """SIGTERM is how clusters end jobs; Ctrl-C is how people do."""
+    conversation = {"utterances": [{"role": r, "text": "x"} for r in ("speaker", "listener")]}
+    lines = [json.dumps({"id": n, **conversation}) for n in range(300_000)]
+    (tmp_path / "large.jsonl").write_text("\n".join(lines))
+    for sign, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        command = ["data", "prepare", "--source", "large.jsonl", "--out", "d"]
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "attune"), *command],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while not list(tmp_path.glob(".d-*")):  # until it is at work
+            assert process.poll() is None
+        process.send_signal(sign)
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == code
+        assert "Traceback" not in error
+        assert [p.name for p in tmp_path.iterdir()] == ["large.jsonl"]
 
 
 def test_help_teaches(tmp_path):

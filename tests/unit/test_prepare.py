@@ -16,7 +16,7 @@ from attune.platform.corpora.samples import SAMPLES
 from attune.platform.errors import DataError, UsageError
 
 # Recorded: the bundled corpus and all that makes samples of it. A commit that changes it says why.
-BUNDLED = "de9296335f1b85ba8827364fc60ba10c42a5a168f9c9440591f4b5368eea40ba"
+BUNDLED = "47001058295e442bff2d2de8860059b85d44df18bb3677997a841c0e96646297"
 
 
 def conversation(number, turns=4, **more):
@@ -166,10 +166,11 @@ def bad_source(tmp_path):
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path):
     manifest = prepare.prepare(bad_source(tmp_path), tmp_path / "out")
+    # One row of the file, whatever it holds.
     assert manifest["rejected"] == {
-        "rows": 4,
+        "rows": 1,
         "file": "rejects.jsonl",
-        "reasons": {"unknown emotion": 4},
+        "reasons": {"unknown emotion": 1},
     }
     rejects = [json.loads(line) for line in (tmp_path / "out/rejects.jsonl").open()]
     assert {(r["file"], r["row"], r["conversation_id"]) for r in rejects} == {
@@ -208,20 +209,61 @@ def test_what_is_there_is_never_lost(tmp_path):
     prepare.prepare(one, out)
     (out / "annotated.parquet").write_text("somebody's work")
     prepare.prepare(one, out)  # the same again: left alone
-    assert (out / "annotated.parquet").exists()
+    assert (out / "annotated.parquet").read_text() == "somebody's work"
     with pytest.raises(UsageError, match="--overwrite"):
         prepare.prepare(two, out)
     assert prepare.read_samples(out, "train")["conversation_id"].to_list() == ["c1", "c1"]
+    with pytest.raises(UsageError, match=r"'annotated.parquet', which --overwrite would delete"):
+        prepare.prepare(two, out, overwrite=True)
+    (out / "annotated.parquet").unlink()
     prepare.prepare(two, out, overwrite=True)
     assert prepare.read_samples(out, "train")["conversation_id"].to_list() == ["c2", "c2"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.jsonl", "out", "two.jsonl"]
     other = tmp_path / "notes"
     other.mkdir()
     (other / "thesis.txt").write_text("precious")
-    with pytest.raises(UsageError, match="holds something else"):
-        prepare.prepare(one, other, overwrite=True)
+    for name in ("thesis.txt", "manifest.json"):
+        (other / name).write_text("{}")
+        with pytest.raises(UsageError, match="not a preparation"):
+            prepare.prepare(one, other, overwrite=True)
     with pytest.raises(UsageError, match="is a file"):
         prepare.prepare(one, tmp_path / "one.jsonl")
+
+
+def test_a_damaged_folder_is_made_good(tmp_path):
+    out = tmp_path / "out"
+    source = write(tmp_path / "one.jsonl", [conversation(1, split="train")])
+    prepare.prepare(source, out)
+    whole = contents(out)
+    (out / "train.parquet").write_bytes(b"garbage")
+    (out / "tokens.parquet").unlink()
+    with pytest.raises(DataError, match=r"train.parquet is missing or damaged"):
+        prepare.read_samples(out, "train")
+    prepare.prepare(source, out)
+    assert contents(out) == whole
+    (out / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        prepare.read_manifest(out)
+
+
+def test_places_that_cannot_be_written_to(tmp_path, monkeypatch):
+    source = write(tmp_path / "one.jsonl", [conversation(1, split="train")])
+    with pytest.raises(UsageError, match="cannot be made"):
+        prepare.prepare(source, tmp_path / "one.jsonl" / "x")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UsageError, match="the folder you are in"):
+        prepare.prepare(source, Path())
+    # A link stays a link.
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    prepare.prepare(source, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert prepare.read_samples(tmp_path / "real", "train").height == 2
+    # A failure leaves no folders on the way behind.
+    with pytest.raises(DataError):
+        prepare.prepare(bad_source(tmp_path), tmp_path / "a" / "b" / "c", strict=True)
+    assert not (tmp_path / "a").exists()
 
 
 def test_inspect(tmp_path):

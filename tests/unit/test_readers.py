@@ -1,5 +1,6 @@
 """Every format into the one frame; every kind of bad file named with its row and the fix."""
 
+import gzip
 import json
 from collections import Counter
 
@@ -7,7 +8,7 @@ import polars as pl
 import pytest
 
 from attune.platform.corpora import files
-from attune.platform.corpora.conversations import CONVERSATIONS, Checker, divide, kind_of
+from attune.platform.corpora.conversations import CONVERSATIONS, SPOILT, Checker, divide, kind_of
 from attune.platform.corpora.edos import detokenized
 from attune.platform.corpora.sources import Source
 from attune.platform.errors import DataError, UsageError
@@ -272,6 +273,118 @@ def test_any_emotion_may_be_kept(tmp_path):
     assert usable["emotion"].to_list() == ["zest", "zest"]
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"id": None}, "no conversation id"),
+        ({"id": ["x"]}, "not text: id is"),
+        ({"utterances": [{"role": "speaker", "text": 5}]}, "not text: text is 5"),
+        ({"utterances": [{"role": "speaker", "text": ["a"]}]}, "not text: text is ['a']"),
+        ({"utterances": [{"role": "speaker", "text": "\ud83d"}]}, "lone surrogate"),
+        ({"utterances": [{"role": "speaker", "text": "x", "cause": "maybe"}]}, "not true or false"),
+    ],
+)
+def test_junk_is_not_turned_into_text(tmp_path, change, problem):
+    (tmp_path / "own.jsonl").write_text(json.dumps({**CONVERSATION, **change}))
+    _, bad = judged(tmp_path / "own.jsonl")
+    assert problem in bad["problem"][0]
+
+
+def test_deep_or_huge_json_is_one_bad_row(tmp_path):
+    (tmp_path / "own.jsonl").write_text("[" * 100_000 + "\n" + '{"id": ' + "9" * 5000 + "}\n")
+    _, bad = judged(tmp_path / "own.jsonl")
+    assert bad["row"].to_list() == [1, 2]
+    assert set(bad["problem"].map_elements(kind_of, pl.String)) == {"not readable as JSON"}
+
+
+def test_pandas_types_are_understood(tmp_path):
+    rows = [{**row, "turn": float(row["turn"]), "cause": float(row["cause"])} for row in as_rows()]
+    rows[1]["situation"] = rows[0]["situation"] = None
+    pl.DataFrame(rows).write_parquet(tmp_path / "own.parquet")
+    usable, _ = judged(tmp_path / "own.parquet")
+    assert usable.select("turn", "cause").rows() == [(0, True), (1, False)]
+    binary = pl.DataFrame(rows).with_columns(pl.col("text").cast(pl.Binary))
+    binary.write_parquet(tmp_path / "own.parquet")
+    _, bad = judged(tmp_path / "own.parquet")
+    assert bad["problem"][0].startswith("not text: text is b'It is gone.'")
+
+
+def test_a_quotation_mark_that_never_closes_is_named(tmp_path):
+    rows = 'conversation_id,turn,role,text\na,0,speaker,hi\na,1,listener,"oh no\na,2,speaker,yes\n'
+    (tmp_path / "own.csv").write_text(rows)
+    raises(DataError, tmp_path / "own.csv", "auto", "row 3: a quotation mark opens here")
+
+
+def test_a_quoted_empathetic_dialogues_is_noticed(ed):
+    ed.write_text(ED + 'c:2,1,sad,p,0,"I said, hello",,\n')
+    _, bad = judged(ed)
+    assert bad["problem"][0].startswith("quoted cell")
+    assert bad["raw"][0] == 'c:2,1,sad,p,0,"I said, hello",,'
+
+
+def test_meld_turns_that_go_back_are_not_taken(tmp_path):
+    def line(turn, text):
+        return f'{turn},{text},Ann,joy,positive,0,{turn},4,7,"0:21:01,927","0:21:03,261"\n'
+
+    for turns in ((2, 0, 1), (0, 0, 1)):
+        content = MELD_HEADER + "".join(line(turn, f"text {turn}") for turn in turns)
+        (tmp_path / "dev.csv").write_text(content)
+        usable, bad = judged(tmp_path / "dev.csv")
+        assert usable.height <= 1  # a first line alone may stay: nobody answers it
+        assert usable.height + bad.height == 3
+
+
+def test_a_bad_row_spoils_its_own_conversation_wherever_it_stands(tmp_path):
+    (tmp_path / "own.csv").write_text(
+        "conversation_id,turn,role,text\na,0,speaker,hi\na,1,listener,yes\na,2,speaker\n"
+        "b,0,speaker,hi\nb,1,listener,yes\n"
+    )
+    usable, bad = judged(tmp_path / "own.csv")
+    assert usable["conversation_id"].unique().to_list() == ["b"]
+    assert bad["raw"].to_list() == [None, None, "a,2,speaker"]
+
+
+def test_the_same_conversation_twice_in_a_row(tmp_path):
+    (tmp_path / "own.jsonl").write_text(2 * (json.dumps(CONVERSATION) + "\n"))
+    usable, bad = judged(tmp_path / "own.jsonl")
+    assert usable["row"].to_list() == [1, 1]
+    assert set(bad["row"]) == {2}
+    assert bad["problem"][0].startswith("occurs again: conversation 'a1'")
+
+
+def test_one_problem_is_not_reported_as_others(tmp_path):
+    utterances = [{"role": "speaker", "text": "x", "label": "glad" if n == 1 else None}
+                  for n in range(4)]  # fmt: skip
+    (tmp_path / "own.jsonl").write_text(json.dumps({**CONVERSATION, "utterances": utterances}))
+    _, bad = judged(tmp_path / "own.jsonl")
+    kinds = [kind_of(problem) for problem in bad["problem"]]
+    assert kinds == [SPOILT, "unknown label", SPOILT, SPOILT]
+
+
+@pytest.mark.parametrize(
+    ("dialogue", "problem"),
+    [
+        ([[], []], "must be a list that holds one list"),
+        ([[]], "no turn"),
+        ([[{"turn": "1"}]], "missing key: turn 1 has no 'turn'"),
+        ([[5]], "not an object"),
+        ([[{"turn": 1, "speaker": "A", "utterance": "x", "emotion": "glee"}]], "unknown label"),
+        (
+            [[{"turn": 1, "speaker": "A", "utterance": "x", "emotion": "fear",
+               "expanded emotion cause evidence": [99]}]],
+            "wrong evidence",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_reccon_dialogues_are_set_aside(tmp_path, dialogue, problem):
+    good = [[{"turn": 1, "speaker": "A", "utterance": "x", "emotion": "fear"}]]
+    (tmp_path / "test.json").write_text(json.dumps({"good": good, "bad": dialogue}))
+    usable, bad = judged(tmp_path / "test.json")
+    assert usable["conversation_id"].to_list() == ["good"]
+    assert problem in bad["problem"][0]
+    assert bad["row"].to_list() == [2]
+
+
 def raises(error, path, form, match):
     with pytest.raises(error, match=match):
         read(path, form)
@@ -286,6 +399,12 @@ def test_files_that_cannot_be_read_at_all(tmp_path):
         "own.csv": (b"conversation_id,text\na,b\n", "dialogues", "row 1: column 'role', 'turn'"),
         "own.parquet": (b"PAR1 not really", "dialogues", "not readable as Parquet"),
         "reccon.json": (b'{"a": [\n', "reccon", r"row \d: not readable as JSON"),
+        "twice.json": (b'{"a": [], "a": []}', "reccon", "'a' occurs twice"),
+        "latin.json": (b'{"a":\n "\xe9"}', "reccon", "row 2: not UTF-8"),
+        "header.csv": (ED_HEADER.encode(), "ed", "holds no rows"),
+        "blank.jsonl": (b"\n\n", "dialogues", "holds no rows"),
+        "packed.jsonl.gz": (b"not gzip", "dialogues", "cannot be read to its end"),
+        "cut.jsonl.gz": (gzip.compress(b"x" * 9999)[:40], "dialogues", "cannot be read"),
     }
     for name, (content, form, match) in cases.items():
         (tmp_path / name).write_bytes(content)
@@ -300,6 +419,22 @@ def test_wrong_sources_are_named(tmp_path):
     (tmp_path / "train.csv").write_text(ED)
     (tmp_path / "own.jsonl").write_text(json.dumps(CONVERSATION))
     raises(UsageError, tmp_path, "auto", "several formats .dialogues, ed.")
+    (tmp_path / "own.jsonl").unlink()
+    (tmp_path / "_SUCCESS").write_text("")
+    (tmp_path / "valid.csv").write_text(ED.replace("conv_id", "convid"))
+    raises(UsageError, tmp_path, "auto", "'valid.csv' is not ed like the other files")
+    raises(DataError, tmp_path, "ed", "valid.csv, row 1: column 'conv_id' is missing")
+    raises(UsageError, "", "auto", "no such source")
+    raises(UsageError, "bundled", "ed", "leave it out with 'bundled'")
+
+
+def test_formats_are_recognised_however_files_are_named(tmp_path):
+    (tmp_path / "TRAIN.CSV.gz").write_bytes(gzip.compress(ED.encode()))
+    assert Source(str(tmp_path)).format == "ed"
+    dialogue = [[{"turn": 1, "speaker": "A", "utterance": "x", "emotion": "fear"}]]
+    for indent in (None, 2):
+        (tmp_path / "r.json").write_text(json.dumps({"a": dialogue}, indent=indent))
+        assert Source(str(tmp_path / "r.json")).format == "reccon"
 
 
 def test_small_pieces_give_the_same_frame(ed, monkeypatch):

@@ -23,13 +23,13 @@ from attune.platform.text.lexicons import Lexicon
 
 T = TypeVar("T")
 
-# The split of each of the 16 situations of an emotion, and of each ten frames of a listener.
+# The split of each of the 32 situations of an emotion, and of each ten frames of a listener.
 SITUATION_SPLITS = (
     *("train", "train", "train", "valid", "train", UNPAIRED[0], "train", "test"),
     *("train", "train", "train", "valid", "train", UNPAIRED[1], "train", "test"),
-)
+) * 2
 FRAME_SPLITS = ("train", "train", "train", "valid", "test") * 2
-CONVERSATIONS_OF_A_SITUATION = {"train": 5, "valid": 3, "test": 3, UNPAIRED[0]: 6, UNPAIRED[1]: 8}
+CONVERSATIONS_OF_A_SITUATION = {"train": 3, "valid": 2, "test": 2, UNPAIRED[0]: 3, UNPAIRED[1]: 4}
 
 NAMES_IT = 0.15  # how often a speaker names the emotion
 FEELING = 0.65  # how often a sentence about the feeling follows what happened
@@ -90,6 +90,7 @@ def _conversations(emotion: str, place: int) -> list[list[Utterance]]:
     )
     made: list[list[Utterance]] = []
     while len(made) < CONVERSATIONS_OF_A_SITUATION[split]:
+        writer.felt.clear()
         candidate = make()
         if candidate not in made:
             made.append(candidate)
@@ -112,6 +113,7 @@ class _Writer:
         self.openers = _of_split(_frames()["openers"], split)
         self.acknowledgements = _of_split(_frames()["acknowledgements"][tone], split)
         self.farewells = _of_split(_frames()["farewells"][tone], split)
+        self.felt: list[str] = []  # what this conversation has said of the feeling already
 
     def conversation(self) -> list[Utterance]:
         """One of four shapes, with or without a goodbye."""
@@ -191,8 +193,10 @@ class _Writer:
         return Utterance(role=LISTENER, text=text[0].upper() + text[1:], label=frame["intent"])
 
     def _feeling(self) -> str:
-        named = self.draw.random() < NAMES_IT
-        return str(self.draw.choice(self.names if named else self.feelings))
+        sentences = self.names if self.draw.random() < NAMES_IT else self.feelings
+        sentence = self.draw.choice([s for s in sentences if s not in self.felt])
+        self.felt.append(sentence)
+        return str(sentence)
 
 
 def _of_split(frames: Sequence[T], split: str) -> list[T]:
