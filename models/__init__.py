@@ -1,4 +1,33 @@
 """The papers' models. `VARIANTS` names each system that can be trained and where its class is."""
 
-VARIANTS: dict[str, str] = {}
-"""What a user types -> `module:Class`, loaded on demand."""
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attune.models.base import Variant
+
+VARIANTS: dict[str, str] = {
+    "transformer": "attune.models.transformer:Transformer",
+    "multi-trs": "attune.models.multitask:MultiTransformer",
+    "emoprepend-1": "attune.models.multitask:EmoPrepend",
+    "dummy": "attune.models.dummy:Dummy",
+}
+"""What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""
+
+
+def load(name: str) -> "type[Variant]":
+    """The class behind a name of `VARIANTS`."""
+    module, _, attribute = VARIANTS[name].partition(":")
+    variant: type[Variant] = getattr(importlib.import_module(module), attribute)
+    return variant
+
+
+def all_variants() -> "dict[str, tuple[type[Variant], Mapping[str, Any]]]":
+    """Every name that can be trained, ablations too: its class and the settings that make it."""
+    found: dict[str, tuple[type[Variant], Mapping[str, Any]]] = {}
+    for name in VARIANTS:
+        variant = load(name)
+        found[name] = (variant, {})
+        found.update({ablation: (variant, s) for ablation, s in variant.ablations.items()})
+    return found

@@ -1,7 +1,18 @@
-"""Blocks that at least two papers use."""
+"""Blocks that at least two papers use.
+
+Shapes: B batch, T target or query length, S source length, D width, H heads, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+CHUNK_BYTES = 32 * 2**20
+"""A tensor above this size is mapped and faulted anew by the allocator each time it is made."""
 
 
 class WordEmbedding(nn.Module):
@@ -9,6 +20,10 @@ class WordEmbedding(nn.Module):
 
     Vectors that were loaded (GloVe's 100 or 300, say) keep their own dimension, and where that is
     not the model's width a learned projection leads from one to the other.
+
+    The table has a spread of 1 / sqrt(dimension), right for an output layer that shares it, and
+    what is read from it is scaled to a spread of 1: beside positions, which are that large, words
+    as small as GloVe's or a fresh table's would hardly be seen, and little is learned for epochs.
     """
 
     def __init__(
@@ -16,18 +31,295 @@ class WordEmbedding(nn.Module):
     ):
         super().__init__()
         dimension = width if vectors is None else vectors.shape[1]
+        self.scale = math.sqrt(dimension)
         self.table = nn.Embedding(num_tokens, dimension, padding_idx=padding)
         self.project = (
             nn.Identity() if dimension == width else nn.Linear(dimension, width, bias=False)
         )
         with torch.no_grad():
             if vectors is None:
-                nn.init.normal_(self.table.weight, std=width**-0.5)
+                nn.init.normal_(self.table.weight, std=1 / self.scale)
                 self.table.weight[padding].zero_()
             else:
-                self.table.weight.copy_(vectors)
+                spread = vectors[vectors.any(dim=1)].std().clamp(min=1e-12)
+                self.table.weight.copy_(vectors / (spread * self.scale))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, width)."""
-        embedded: Tensor = self.project(self.table(tokens))
+        """(B, T) -> (B, T, D)."""
+        embedded: Tensor = self.project(self.table(tokens) * self.scale)
         return embedded
+
+
+class Positions(nn.Module):
+    """Sines and cosines of the position (Vaswani et al. 2017), for sequences of any length."""
+
+    table: Tensor
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.width = width
+        self.register_buffer("table", self._made(512), persistent=False)
+
+    def forward(self, length: int, start: int = 0) -> Tensor:
+        """(length, D), from position `start` on."""
+        if start + length > len(self.table):
+            self.table = self._made(2 * (start + length)).to(self.table)
+        return self.table[start : start + length]
+
+    def _made(self, length: int) -> Tensor:
+        half = math.ceil(self.width / 2)
+        rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
+        angles = torch.arange(length)[:, None] * rates
+        return torch.cat([angles.sin(), angles.cos()], dim=1)[:, : self.width]
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose keys may be narrower than the model."""
+
+    def __init__(self, width: int, num_heads: int, key_depth: int, dropout: float = 0.0):
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.queries = nn.Linear(width, key_depth, bias=False)
+        self.keys = nn.Linear(width, key_depth, bias=False)
+        self.values = nn.Linear(width, key_depth, bias=False)
+        self.out = nn.Linear(key_depth, width, bias=False)
+
+    def remember(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, D/H) of what is attended to."""
+        return self._heads(self.keys(source)), self._heads(self.values(source))
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
+        *, causal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """(B, T, D) from (B, T, D); `mask` (B or 1, 1, T or 1, S) is True where to look."""
+        mixed = F.scaled_dot_product_attention(
+            self._heads(self.queries(query)),
+            keys,
+            values,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal,
+        )
+        attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return attended
+
+    def _heads(self, tensor: Tensor) -> Tensor:
+        return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+class FeedForward(nn.Sequential):
+    """Two linear layers with a ReLU between."""
+
+    def __init__(self, width: int, filter_width: int, dropout: float = 0.0):
+        super().__init__(
+            nn.Linear(width, filter_width),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(filter_width, width),
+        )
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each normalised before and added after."""
+
+    def __init__(
+        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float
+    ):
+        super().__init__()
+        self.attention = Attention(width, num_heads, key_depth, dropout)
+        self.feed_forward = FeedForward(width, filter_width, dropout)
+        self.before_attention = nn.LayerNorm(width)
+        self.before_feed_forward = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """(B, S, D) -> (B, S, D)."""
+        normed = self.before_attention(hidden)
+        keys, values = self.attention.remember(normed)
+        hidden = hidden + self.dropout(self.attention.attend(normed, keys, values, mask))
+        mixed: Tensor = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
+        return mixed
+
+
+class Encoder(nn.Module):
+    """A stack of encoder layers over embedded tokens."""
+
+    def __init__(self, width: int, num_layers: int, num_heads: int, key_depth: int,
+                 filter_width: int, dropout: float):  # fmt: skip
+        super().__init__()
+        self.layers = nn.ModuleList(
+            EncoderLayer(width, num_heads, key_depth, filter_width, dropout)
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, embedded: Tensor, mask: Tensor) -> Tensor:
+        """(B, S, D), mask (B, 1, 1, S) -> (B, S, D)."""
+        for layer in self.layers:
+            embedded = layer(embedded, mask)
+        normed: Tensor = self.norm(embedded)
+        return normed
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the source, feed-forward."""
+
+    def __init__(
+        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float
+    ):
+        super().__init__()
+        self.self_attention = Attention(width, num_heads, key_depth, dropout)
+        self.cross_attention = Attention(width, num_heads, key_depth, dropout)
+        self.feed_forward = FeedForward(width, filter_width, dropout)
+        self.before_self = nn.LayerNorm(width)
+        self.before_cross = nn.LayerNorm(width)
+        self.before_feed_forward = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def remember(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source."""
+        return self.cross_attention.remember(source)
+
+    def forward(
+        self, hidden: Tensor, source: tuple[Tensor, Tensor], mask: Tensor,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
+        """(B, T, D) -> the same and the keys and values so far.
+
+        Without a past all T positions are new and see only what is before them; with one, T is 1.
+        """
+        normed = self.before_self(hidden)
+        keys, values = self.self_attention.remember(normed)
+        if past is not None:
+            keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
+        looked = self.self_attention.attend(normed, keys, values, causal=past is None)
+        hidden = hidden + self.dropout(looked)
+        looked = self.cross_attention.attend(self.before_cross(hidden), *source, mask)
+        hidden = hidden + self.dropout(looked)
+        hidden = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
+        return hidden, (keys, values)
+
+
+class Decoder(nn.Module):
+    """A stack of decoder layers that decodes all positions at once, or one after another."""
+
+    def __init__(self, width: int, num_layers: int, num_heads: int, key_depth: int,
+                 filter_width: int, dropout: float):  # fmt: skip
+        super().__init__()
+        self.layers = nn.ModuleList(
+            DecoderLayer(width, num_heads, key_depth, filter_width, dropout)
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+
+    def begin(self, source: Tensor, mask: Tensor) -> dict[str, Any]:
+        """The state before the first token: the source's keys and values, computed once."""
+        layers = [list(layer.remember(source)) for layer in self._layers()]
+        return {"source": layers, "mask": mask, "past": [None] * len(layers), "length": 0}
+
+    def step(self, embedded: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """(B, 1, D) the newest token -> (B, D), and the state with it."""
+        hidden, past = embedded, []
+        stack = zip(self.layers, state["source"], state["past"], strict=True)
+        for layer, source, before in stack:
+            hidden, now = layer(hidden, tuple(source), state["mask"], before)
+            past.append(list(now))
+        new = {**state, "past": past, "length": state["length"] + 1}
+        return self.norm(hidden[:, -1]), new
+
+    def forward(self, embedded: Tensor, source: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, D) all positions at once, for training."""
+        hidden = embedded
+        for layer in self._layers():
+            hidden, _ = layer(hidden, layer.remember(source), mask)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def _layers(self) -> Iterator["DecoderLayer"]:
+        return (layer for layer in self.layers if isinstance(layer, DecoderLayer))
+
+
+class OutputLayer(nn.Module):
+    """Hidden states to words, without ever holding all logits of a batch at once."""
+
+    def __init__(self, embedding: WordEmbedding, width: int, *, tied: bool):
+        super().__init__()
+        num_tokens, dimension = embedding.table.weight.shape
+        self.reduce = (
+            nn.Identity() if not tied or dimension == width else nn.Linear(width, dimension)
+        )
+        self.weight = (
+            embedding.table.weight
+            if tied
+            else nn.Parameter(torch.empty(num_tokens, width).normal_(std=width**-0.5))
+        )
+        self.bias = nn.Parameter(torch.zeros(num_tokens))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        return F.linear(self.reduce(hidden), self.weight, self.bias)
+
+    def loss_sum(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The summed cross-entropy of real tokens: (N, D) and (N,), padding already left out."""
+        total: Tensor = _ChunkedCrossEntropy.apply(
+            self.reduce(hidden), self.weight, self.bias, targets, smoothing
+        )
+        return total
+
+    def log_likelihood(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """(N,) unsmoothed log-probability of each target."""
+        reduced, parts = self.reduce(hidden), []
+        for rows in _chunks(len(targets), len(self.bias)):
+            logits = F.linear(reduced[rows], self.weight, self.bias)
+            parts.append(-F.cross_entropy(logits, targets[rows], reduction="none"))
+        return torch.cat(parts) if parts else hidden.new_zeros(0)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Linear layer, softmax and cross-entropy in one, a chunk of rows at a time.
+
+    The gradient is made in the place of the logits while they are at hand, so that the largest
+    tensor is one chunk and nothing is computed twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float
+    ) -> Tensor:
+        learns = any(ctx.needs_input_grad[:3])
+        total = hidden.new_zeros((), dtype=torch.float32)
+        grad_hidden = torch.empty_like(hidden) if learns else None
+        grad_weight = torch.zeros_like(weight) if learns else None
+        grad_bias = torch.zeros_like(bias) if learns else None
+        for rows in _chunks(len(targets), len(bias)):
+            part, target = hidden[rows], targets[rows, None]
+            logits = torch.addmm(bias, part, weight.t())
+            normaliser = logits.logsumexp(dim=1, keepdim=True)
+            loss = normaliser - logits.gather(1, target)
+            if smoothing:
+                uniform = normaliser - logits.mean(dim=1, keepdim=True)
+                loss = (1 - smoothing) * loss + smoothing * uniform
+            total += loss.sum()
+            if grad_hidden is None or grad_weight is None or grad_bias is None:
+                continue
+            grad = logits.sub_(normaliser).exp_()  # softmax
+            grad.scatter_add_(1, target, torch.full_like(normaliser, smoothing - 1))
+            if smoothing:
+                grad.sub_(smoothing / grad.shape[1])
+            torch.mm(grad, weight, out=grad_hidden[rows])
+            grad_weight.addmm_(grad.t(), part)
+            grad_bias.add_(grad.sum(dim=0))
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+        grads = (grad_hidden * grad_total, grad_weight * grad_total, grad_bias * grad_total)
+        return (*grads, None, None)
+
+
+def _chunks(rows: int, num_tokens: int) -> list[slice]:
+    size = max(1, CHUNK_BYTES // (4 * num_tokens))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]

@@ -4,7 +4,7 @@ An epoch's batches are planned as row numbers only, from the seed and the epoch'
 shuffled samples are sorted by length and cut, then the batches are shuffled. So any step of any
 epoch can be started at without touching what came before. A plan speaks of *global* batches and
 does not depend on how many ranks there are; a rank takes every n-th row of each, which keeps the
-ranks' lengths alike, and learns how many samples and tokens the whole batch has, to normalise by.
+ranks' lengths alike, and learns how many samples and tokens the whole batch has, to divide by.
 """
 
 import functools
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from attune.models.base import Batch
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.errors import DataError, unknown
 from attune.platform.text.vocabulary import (
@@ -174,16 +175,11 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """One rank's part of a global batch."""
+class Loaded:
+    """A batch, and where to go on after it."""
 
-    tensors: dict[str, torch.Tensor]
+    batch: Batch
     following: Position
-    """Where to go on after this batch."""
-    samples: int
-    """Of the global batch, all ranks together."""
-    tokens: int
-    """Response tokens of the global batch, `<eos>` counted."""
 
 
 class Stream:
@@ -197,11 +193,15 @@ class Stream:
         by: Literal["samples", "tokens"] = "samples",
         seed: int = 0,
         shuffle: bool = True,
+        by_context: bool = False,
         rank: int = 0,
         world_size: int = 1,
         prefetch: int = 4,
     ):
-        """`size` counts samples, or tokens of contexts and responses with their padding."""
+        """`size` counts samples, or tokens of contexts and responses with their padding.
+
+        Batches are of like responses, or with `by_context` of like contexts (for decoding).
+        """
         lengths = [column.lengths for column in (columns["context"], columns["response"])]  # type: ignore[union-attr]
         self.context_lengths, self.response_lengths = lengths
         if len(self.response_lengths) < world_size:
@@ -212,18 +212,18 @@ class Stream:
             raise DataError(f"a batch of {size} samples cannot be shared by {world_size} workers")
         self.columns = columns
         self.size, self.by = size, by
-        self.seed, self.shuffle = seed, shuffle
+        self.seed, self.shuffle, self.by_context = seed, shuffle, by_context
         self.rank, self.world_size = rank, world_size
         self.prefetch = prefetch
         self.plan = functools.lru_cache(2)(self._plan)
 
-    def batches(self, start: Position = Position()) -> Iterator[Batch]:  # noqa: B008
+    def batches(self, start: Position = Position()) -> Iterator[Loaded]:  # noqa: B008
         """The batches from `start` on, for ever; made ahead in a thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-            ahead: deque[Future[Batch]] = deque()
+            ahead: deque[Future[Loaded]] = deque()
             try:
                 for rows, following in self._planned(start):
-                    ahead.append(thread.submit(self._batch, rows, following))
+                    ahead.append(thread.submit(self._load, rows, following))
                     if len(ahead) > self.prefetch:
                         yield ahead.popleft().result()
             finally:
@@ -231,10 +231,10 @@ class Stream:
                     future.cancel()
 
     def epoch(self, number: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch only; unshuffled, each sample comes exactly once."""
-        for batch in self.batches(Position(epoch=number)):
-            yield batch
-            if batch.following.epoch > number:
+        """The batches of one epoch only, in which each sample comes exactly once."""
+        for loaded in self.batches(Position(epoch=number)):
+            yield loaded.batch
+            if loaded.following.epoch > number:
                 return
 
     def position(self, step: int) -> Position:
@@ -254,7 +254,7 @@ class Stream:
             yield plan[-1], Position(epoch=here.epoch + 1)
             here = Position(epoch=here.epoch + 1)
 
-    def _batch(self, rows: Numbers, following: Position) -> Batch:
+    def _load(self, rows: Numbers, following: Position) -> Loaded:
         mine = rows[self.rank :: self.world_size]
         tensors = {
             name: column.padded(mine)
@@ -263,7 +263,12 @@ class Stream:
             for name, column in self.columns.items()
         }
         tokens = int(self.response_lengths[rows].sum())
-        return Batch(tensors=tensors, following=following, samples=len(rows), tokens=tokens)
+        batch = Batch(
+            tensors=tensors,
+            samples=len(rows) / self.world_size,
+            tokens=tokens / self.world_size,
+        )
+        return Loaded(batch=batch, following=following)
 
     def _plan(self, epoch: int) -> list[Numbers]:
         """The global batches of an epoch, as row numbers."""
@@ -278,7 +283,8 @@ class Stream:
 
     def _by_length(self, rows: Numbers) -> Numbers:
         # By the response first: the vocabulary's softmax is paid on each of its places.
-        return rows[np.lexsort((self.context_lengths[rows], self.response_lengths[rows]))]
+        keys = (self.context_lengths[rows], self.response_lengths[rows])
+        return rows[np.lexsort(keys[::-1] if self.by_context else keys)]
 
     def _typical_rows(self) -> float:
         if self.by == "samples":

@@ -98,9 +98,9 @@ def test_an_epoch_of_real_batches(dialogues):
     columns = encode(read_samples(folder, "train"), vocabulary, emotions=EMOTIONS)
     real = padded = samples = 0
     for batch in Stream(columns, size=16).epoch():
-        response = batch.tensors["response"]
+        response = batch["response"]
         real, padded = real + int((response != 0).sum()), padded + response.numel()
-        samples += batch.samples
+        samples += len(batch)
     assert samples == 40252
     print(f"\nreal target tokens: {real / padded:.1%}")
     assert real / padded > 0.94

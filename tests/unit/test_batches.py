@@ -10,27 +10,10 @@ import torch
 
 from attune.platform.batches import Layout, Position, Ragged, Stream, encode
 from attune.platform.corpora.labels import EMOTIONS
-from attune.platform.corpora.prepare import prepare, read_samples
+from attune.platform.corpora.prepare import read_samples
 from attune.platform.corpora.samples import SAMPLES
 from attune.platform.errors import DataError
 from attune.platform.text.vocabulary import Vocabulary
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "bundled"
-    prepare("bundled", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def vocabulary(prepared):
-    return Vocabulary.build(pl.read_parquet(prepared / "tokens.parquet"))
-
-
-@pytest.fixture(scope="module")
-def columns(prepared, vocabulary):
-    return encode(read_samples(prepared, "train"), vocabulary, emotions=EMOTIONS)
 
 
 def one_sample(**given):
@@ -112,11 +95,12 @@ def test_an_epoch_has_each_sample_once_whatever_the_ranks(columns, size, by, wor
     ]
     seen: list[int] = []
     for parts in zip(*(stream.epoch(2) for stream in streams), strict=True):
-        rows = [part.tensors["index"] for part in parts]
+        rows = [part["index"] for part in parts]
         assert all(len(row) for row in rows)
-        assert sum(map(len, rows)) == parts[0].samples
-        tokens = sum(int((part.tensors["response"] != 0).sum()) for part in parts)
-        assert tokens == parts[0].tokens == parts[-1].tokens
+        assert sum(map(len, rows)) == pytest.approx(parts[0].samples * world_size)
+        tokens = sum(int((part["response"] != 0).sum()) for part in parts)
+        assert tokens == pytest.approx(parts[0].tokens * world_size)
+        assert parts[0].tokens == parts[-1].tokens
         seen.extend(torch.cat(rows).tolist())
     assert sorted(seen) == list(range(len(columns["response"])))
 
@@ -144,16 +128,16 @@ def test_going_on_anywhere_equals_never_having_stopped(columns, size, by):
         fresh = Stream(columns, size=size, by=by, seed=3)
         assert fresh.position(stop) == whole[stop - 1].following
         resumed = itertools.islice(fresh.batches(whole[stop - 1].following), 3)
-        for batch, expected in zip(resumed, whole[stop : stop + 3], strict=True):
-            assert batch.following == expected.following
-            for name, tensor in batch.tensors.items():
-                assert torch.equal(tensor, expected.tensors[name])
+        for loaded, expected in zip(resumed, whole[stop : stop + 3], strict=True):
+            assert loaded.following == expected.following
+            for name, tensor in loaded.batch.tensors.items():
+                assert torch.equal(tensor, expected.batch[name])
 
 
 def test_resuming_makes_no_batch_of_the_past(columns, monkeypatch):
     made = []
-    real = Stream._batch
-    monkeypatch.setattr(Stream, "_batch", lambda self, *a: made.append(a) or real(self, *a))
+    real = Stream._load
+    monkeypatch.setattr(Stream, "_load", lambda self, *a: made.append(a) or real(self, *a))
     stream = Stream(columns, size=16, prefetch=2)
     next(stream.batches(Position(epoch=5, batch=100)))
     assert len(made) <= 4
@@ -164,7 +148,7 @@ def test_bucketing_pads_little_and_still_mixes(columns):
     real = padded = 0
     lengths = []
     for batch in stream.epoch():
-        response = batch.tensors["response"]
+        response = batch["response"]
         real, padded = real + int((response != 0).sum()), padded + response.numel()
         lengths.append(response.shape[1])
     assert real / padded > 0.9
@@ -175,7 +159,7 @@ def test_bucketing_pads_little_and_still_mixes(columns):
 def test_token_batches_keep_their_budget(columns):
     stream = Stream(columns, size=1500, by="tokens")
     for batch in stream.epoch():
-        context, response = batch.tensors["context"], batch.tensors["response"]
+        context, response = batch["context"], batch["response"]
         assert context.numel() + response.numel() <= 1500
 
 
@@ -187,7 +171,7 @@ def test_sample_batches_are_nearly_equal(columns):
 
 def test_unshuffled_is_by_length(columns):
     stream = Stream(columns, size=50, shuffle=False)
-    lengths = [int(batch.tensors["response"].shape[1]) for batch in stream.epoch()]
+    lengths = [int(batch["response"].shape[1]) for batch in stream.epoch()]
     assert lengths == sorted(lengths)
 
 
@@ -208,7 +192,7 @@ def test_an_error_in_the_thread_reaches_the_caller_and_no_thread_is_left(columns
     def broken(*_):
         raise RuntimeError("broken batch")
 
-    monkeypatch.setattr(Stream, "_batch", broken)
+    monkeypatch.setattr(Stream, "_load", broken)
     with pytest.raises(RuntimeError, match="broken batch"):
         next(Stream(columns, size=16).batches())
     assert not [t for t in threading.enumerate() if t.name.startswith("batches")]

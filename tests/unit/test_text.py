@@ -92,7 +92,9 @@ def test_bad_word_vectors_are_named(tmp_path, content, message):
 def test_embedding_projects_only_where_it_must():
     vectors = torch.arange(12.0).reshape(4, 3)
     same = WordEmbedding(4, 3, vectors=vectors)
-    assert torch.equal(same(torch.tensor([[1, 2]])), vectors[[1, 2]][None])
+    embedded = same(torch.tensor([[1, 2]]))
+    # The vectors' directions, at a spread of 1.
+    assert torch.allclose(embedded, vectors[[1, 2]][None] / vectors.std())
     wider = WordEmbedding(4, 5, vectors=vectors)
     out = wider(torch.tensor([[1, 2]]))
     assert out.shape == (1, 2, 5)

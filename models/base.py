@@ -1,0 +1,218 @@
+"""The contract between a paper's model and everything that drives it.
+
+A `Variant` is anything the trainer trains; a `DialogueVariant` also answers. What a variant needs
+of its data, how it is sized, what may be left out of it (ablations) and what is worth tuning are
+plain data on the class, so that the command line, sweeps, evaluation, the page and the tests pick
+up a new system by its being listed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+Losses = dict[str, Tensor]
+"""Unweighted loss terms, each a mean over the global batch; an `Update` weighs them."""
+
+State = dict[str, Any]
+"""What decoding carries from token to token: nested dicts and lists of tensors, batch first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One rank's part of a global batch."""
+
+    tensors: Mapping[str, Tensor]
+    samples: float
+    """What to divide this rank's sums over samples by; the mean over the ranks of what results is
+    the mean over the samples of the global batch."""
+    tokens: float
+    """The same for sums over response tokens, `<eos>` counted."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __len__(self) -> int:
+        return len(self.tensors["index"])
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on another device."""
+        moved = {name: t.to(device, non_blocking=True) for name, t in self.tensors.items()}
+        return Batch(tensors=moved, samples=self.samples, tokens=self.tokens)
+
+
+Batches = Mapping[str, Batch]
+"""A batch of each stream that a stage asks for, by the stream's name."""
+
+PAIRED = "paired"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a stage has come."""
+
+    step: int = 0
+    share: float = 0.0
+    """From 0 at its first update to 1 at its last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a variant needs of its data."""
+
+    tokenizer: Literal["words", "subwords"] = "words"
+    separators: bool = False
+    """`<sep>` behind each utterance of the context."""
+    columns: tuple[str, ...] = ("context", "context_roles", "response", "emotion")
+    """The tensors it reads from a batch."""
+    streams: tuple[str, ...] = (PAIRED,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a model must know of the data it is built for."""
+
+    num_tokens: int
+    specials: Mapping[str, int]
+    """The numbers of `<pad>`, `<sos>` and the others."""
+    emotions: tuple[str, ...]
+    emotion_tokens: tuple[int, ...]
+    """The number of each emotion's own word in the vocabulary."""
+    word_vectors: Tensor | None = None
+    """(num_tokens, any dimension), to begin with."""
+    encoders: Mapping[str, nn.Module] = field(default_factory=dict)
+    """Pretrained encoders, by the name a variant asks for them with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """One optimizer step of one player."""
+
+    player: str
+    losses: str
+    """The variant's method `(batches, progress) -> Losses`."""
+    weights: Mapping[str, float]
+    """What each term counts in the total; a term without one is only logged."""
+    repeat: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Who learns what, from which data, judged by what."""
+
+    name: str
+    players: Mapping[str, tuple[str, ...]]
+    """A player is what one optimizer owns: names of the variant's own parts."""
+    updates: tuple[Update, ...]
+    streams: tuple[str, ...] = (PAIRED,)
+    share: float = 1.0
+    """Of the whole run's steps, in proportion to the other stages' shares."""
+    metric: str = "valid_loss"
+    """What the best checkpoint has the least of (the most, where it is an accuracy)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A setting to be tuned: one of these values."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between:
+    """A setting to be tuned: a number from `low` to `high`."""
+
+    low: float
+    high: float
+    scale: Literal["uniform", "loguniform", "int"] = "uniform"
+
+
+SearchSpaces = Mapping[str, Mapping[str, Choice | Between]]
+
+
+class Variant(nn.Module):
+    """Everything the trainer drives: dialogue models, classifiers, annotators."""
+
+    system: ClassVar[str]
+    """The name in tables: "MIME"."""
+    paper: ClassVar[str]
+    """Who proposed it, where."""
+    Config: ClassVar[type]
+    """A frozen keyword-only dataclass; each field's docstring is its help text."""
+    needs: ClassVar[Needs] = Needs()
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+    """`tiny` (tests), `small` (the demo) and `paper` (what the paper states)."""
+    ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Names of reduced systems with the settings that make them."""
+    search_spaces: ClassVar[SearchSpaces] = {}
+
+    def __init__(self, config: Any, facts: Facts):
+        super().__init__()
+        self.config = config
+        self.facts = facts
+
+    def stages(self) -> list[Stage]:
+        """The schedule of the paper, which the one training loop follows."""
+        raise NotImplementedError
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Log-probabilities (B, labels) of what the variant predicts, never from the true label:
+        `emotion`, and whatever else it classifies."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why an answer is what it is; what a variant has no notion of is None."""
+
+    emotion: Mapping[str, float] | None = None
+    """The predicted emotion's distribution."""
+
+
+class DialogueVariant(Variant):
+    """What decoding, perplexity, the page and the tables need beyond training."""
+
+    controls: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """What a user may set for an answer (an intent, say), and to what."""
+
+    def log_likelihood(self, batch: Batch) -> Tensor:
+        """(B, T) log-probability of each response token, unsmoothed; 0 on padding."""
+        raise NotImplementedError
+
+    def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
+        """All that decoding needs to know of the contexts."""
+        raise NotImplementedError
+
+    def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """(B,) the newest tokens -> (B, num_tokens) logits of the next ones, and the new state.
+
+        The first call gets `<sos>`.
+        """
+        raise NotImplementedError
+
+    def select(self, state: State, rows: Tensor) -> State:
+        """The state of some rows, in their order; a row may be taken several times (beams)."""
+        selected: State = _select(state, rows)
+        return selected
+
+    def explain(self, batch: Batch) -> list[Explanation]:
+        """An explanation of the answer to each context."""
+        predicted = self.predict(batch).get("emotion")
+        if predicted is None:
+            return [Explanation() for _ in range(len(batch))]
+        return [
+            Explanation(emotion=dict(zip(self.facts.emotions, row.tolist(), strict=True)))
+            for row in predicted.exp()
+        ]
+
+
+def _select(state: Any, rows: Tensor) -> Any:
+    if isinstance(state, Tensor):
+        return state.index_select(0, rows)
+    if isinstance(state, dict):
+        return {name: _select(part, rows) for name, part in state.items()}
+    if isinstance(state, list):
+        return [_select(part, rows) for part in state]
+    return state

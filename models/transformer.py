@@ -1,0 +1,154 @@
+"""Transformer: the plain sequence-to-sequence baseline of all the papers.
+
+One encoder over `<cls>` and the context, one decoder (Vaswani et al. 2017). A token enters as the
+sum of its word, its position and the role of who says it; roles are words of the vocabulary, so
+they share its embedding, as in the papers' public code.
+
+Deviations: layers are normalised before they are applied; the feed-forward has no convolution,
+which the public code puts there without the papers saying so; dropout is real in the presets `tiny`
+and `small` (the public code's has no effect).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attune.models.base import (
+    PAIRED,
+    Batch,
+    Batches,
+    Between,
+    Choice,
+    DialogueVariant,
+    Facts,
+    Losses,
+    Progress,
+    SearchSpaces,
+    Stage,
+    State,
+    Update,
+)
+from attune.models.layers import Decoder, Encoder, OutputLayer, Positions, WordEmbedding
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """How large, and how it is taught."""
+
+    width: int = 300
+    """Width of embeddings and hidden states."""
+    num_layers: int = 1
+    """Layers of the encoder and of the decoder."""
+    num_heads: int = 2
+    """Attention heads."""
+    key_depth: int = 40
+    """Width of queries, keys and values, all heads together."""
+    filter_width: int = 50
+    """Width inside the feed-forward."""
+    dropout: float = 0.0
+    """Share of activations dropped in training."""
+    tied: bool = False
+    """Use the word embedding as the output layer."""
+    label_smoothing: float = 0.0
+    """Share of the target's probability spread over all words."""
+
+
+class Transformer(DialogueVariant):
+    """Encoder and decoder, taught by the likelihood of the response."""
+
+    system = "Transformer"
+    paper = "Vaswani et al. 2017"
+    Config = TransformerConfig
+    presets: ClassVar = {
+        "tiny": {"width": 32, "key_depth": 32, "filter_width": 64, "tied": True},
+        "small": {
+            "width": 128,
+            "key_depth": 128,
+            "filter_width": 256,
+            "dropout": 0.2,
+            "tied": True,
+        },
+        "paper": {},
+    }
+    search_spaces: ClassVar[SearchSpaces] = {
+        "architecture": {
+            "num_layers": Choice(values=(1, 2, 4)),
+            "tied": Choice(values=(False, True)),
+            "dropout": Between(low=0.0, high=0.4),
+        },
+        "loss": {"label_smoothing": Between(low=0.0, high=0.2)},
+    }
+
+    def __init__(self, config: TransformerConfig, facts: Facts):
+        super().__init__(config, facts)
+        shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
+        self.embedding = WordEmbedding(facts.num_tokens, config.width, vectors=facts.word_vectors)
+        self.positions = Positions(config.width)
+        self.encoder = Encoder(*shape, config.filter_width, config.dropout)
+        self.decoder = Decoder(*shape, config.filter_width, config.dropout)
+        self.output = OutputLayer(self.embedding, config.width, tied=config.tied)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def stages(self) -> list[Stage]:
+        """One stage, one player."""
+        parts = tuple(name for name, part in self.named_children() if list(part.parameters()))
+        update = Update(player="model", losses="losses", weights=self.loss_weights())
+        return [Stage(name="train", players={"model": parts}, updates=(update,))]
+
+    def loss_weights(self) -> dict[str, float]:
+        """What each term of `losses` counts."""
+        return {"nll": 1.0}
+
+    def losses(self, batches: Batches, progress: Progress) -> Losses:
+        """The negative log-likelihood of the responses."""
+        batch = batches[PAIRED]
+        source, mask = self.read(batch)
+        return {"nll": self.nll(batch, source, mask)}
+
+    def log_likelihood(self, batch: Batch) -> Tensor:
+        """(B, T)."""
+        source, mask = self.read(batch)
+        hidden, real = self._decoded(batch, source, mask)
+        values = hidden.new_zeros(real.shape)
+        values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
+        return values
+
+    def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
+        """The source's keys and values."""
+        return self.decoder.begin(*self.read(batch))
+
+    def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """One more token."""
+        embedded = self.embedding(tokens[:, None]) + self.positions(1, state["length"])
+        hidden, state = self.decoder.step(embedded, state)
+        return self.output.logits(hidden), state
+
+    def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The context: hidden states (B, S, D), and (B, 1, 1, S) where they are real."""
+        return self.read_tokens(batch["context"], batch["context_roles"])
+
+    def read_tokens(self, context: Tensor, roles: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from tokens and roles (B, S)."""
+        words = self.embedding(context) + self.embedding(roles)
+        embedded = self.dropout(words + self.positions(context.shape[1]))
+        mask = (context != self.facts.specials["<pad>"])[:, None, None, :]
+        return self.encoder(embedded, mask), mask
+
+    def nll(self, batch: Batch, source: Tensor, mask: Tensor) -> Tensor:
+        """The mean negative log-likelihood of the global batch's response tokens."""
+        hidden, real = self._decoded(batch, source, mask)
+        total = self.output.loss_sum(
+            hidden[real], batch["response"][real], self.config.label_smoothing
+        )
+        return total / batch.tokens
+
+    def _decoded(self, batch: Batch, source: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, T, D) that predict the response, and (B, T) where it is real."""
+        response = batch["response"]
+        start = response.new_full((len(response), 1), self.facts.specials["<sos>"])
+        given = torch.cat([start, response[:, :-1]], dim=1)
+        embedded = self.dropout(self.embedding(given) + self.positions(given.shape[1]))
+        return self.decoder(embedded, source, mask), response != self.facts.specials["<pad>"]

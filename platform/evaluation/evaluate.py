@@ -1,0 +1,124 @@
+"""A model's metrics and answers on a split: batched throughout, nothing a sample at a time."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from attune.models.base import DialogueVariant, Variant
+from attune.models.decoding import Decoding, decode
+from attune.platform.batches import Columns, Ragged, Stream
+from attune.platform.evaluation import metrics
+from attune.platform.text.vocabulary import UNKNOWN, Vocabulary
+
+TOKENS_AT_A_TIME = 8192
+ANSWERS_AT_A_TIME = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What came out."""
+
+    metrics: dict[str, float | None]
+    answers: pl.DataFrame
+    """One row a sample, in the order of the split."""
+    signature: str
+    """What the metrics are: decoding and BLEU's signature."""
+
+
+@torch.no_grad()
+def score(variant: Variant, columns: Columns) -> dict[str, Any]:
+    """By row: summed log-likelihood and length of the response, and what the variant predicts."""
+    trained = variant.training
+    variant.eval()
+    parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+    stream = Stream(columns, size=TOKENS_AT_A_TIME, by="tokens", shuffle=False)
+    for batch in stream.epoch():
+        found = {"index": batch["index"]}
+        if isinstance(variant, DialogueVariant):
+            found["log_likelihood"] = variant.log_likelihood(batch).double().sum(dim=1)
+        found.update(variant.predict(batch))
+        for name, tensor in found.items():
+            parts.setdefault(name, []).append(tensor.cpu().numpy())
+    variant.train(trained)
+    joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    order = np.argsort(joined.pop("index"))
+    return {name: array[order] for name, array in joined.items()}
+
+
+def answer(
+    variant: DialogueVariant,
+    columns: Columns,
+    decoding: Decoding,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[list[int]]:
+    """The tokens of the answer to each row."""
+    trained = variant.training
+    variant.eval()
+    contexts = columns["context"]
+    assert isinstance(contexts, Ragged)
+    answers: dict[int, list[int]] = {}
+    stream = Stream(columns, size=ANSWERS_AT_A_TIME, shuffle=False, by_context=True)
+    for batch in stream.epoch():
+        made = decode(variant, batch, decoding)
+        answers.update(zip(batch["index"].tolist(), made, strict=True))
+        progress(len(batch))
+    variant.train(trained)
+    return [answers[row] for row in range(len(contexts))]
+
+
+def evaluate(
+    variant: DialogueVariant,
+    samples: pl.DataFrame,
+    columns: Columns,
+    vocabulary: Vocabulary,
+    decoding: Decoding = Decoding(),  # noqa: B008
+    progress: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """Perplexity, emotion accuracy, BLEU and distinct-n, with all answers."""
+    responses, emotions = columns["response"], columns["emotion"]
+    assert isinstance(responses, Ragged)
+    assert not isinstance(emotions, Ragged)
+    scores = score(variant, columns)
+    answers = [vocabulary.decode(a) for a in answer(variant, columns, decoding, progress)]
+    texts = [" ".join(tokens) for tokens in answers]
+    references = samples["response_tokens"].to_list()
+    bleu, signature = metrics.bleu(texts, references)
+    words = responses.lengths.sum() - len(responses)  # without <eos>, which is never unknown
+    found: dict[str, float | None] = {
+        **metrics.perplexity(scores["log_likelihood"], responses.lengths),
+        "unknown_share": float((responses.values == vocabulary.number(UNKNOWN)).sum() / words),
+        **_emotion_accuracy(scores.get("emotion"), emotions),
+        "bleu": bleu,
+        "distinct_1": metrics.distinct(answers, 1),
+        "distinct_2": metrics.distinct(answers, 2),
+    }
+    table = samples.select(
+        "conversation_id", "turn", "emotion", "context", "response", "response_tokens"
+    ).with_columns(
+        answer=pl.Series(texts, dtype=pl.String),
+        log_likelihood=pl.Series(scores["log_likelihood"]),
+        predicted_emotion=_names(scores.get("emotion"), variant.facts.emotions),
+    )
+    settings = " ".join(f"{key}:{value}" for key, value in asdict(decoding).items())
+    return Evaluation(metrics=found, answers=table, signature=f"{settings} {signature}")
+
+
+def _emotion_accuracy(
+    log_probabilities: metrics.Floats | None, truth: np.ndarray[Any, Any]
+) -> dict[str, float | None]:
+    names = {1: "emotion_accuracy", 2: "emotion_accuracy_top2", 5: "emotion_accuracy_top5"}
+    labelled = truth >= 0
+    if log_probabilities is None or not labelled.any():
+        return dict.fromkeys(names.values())
+    found = metrics.accuracy_at(log_probabilities[labelled], truth[labelled])
+    return {name: found[k] for k, name in names.items()}
+
+
+def _names(log_probabilities: metrics.Floats | None, emotions: tuple[str, ...]) -> pl.Expr:
+    if log_probabilities is None:
+        return pl.lit(None, dtype=pl.String)
+    return pl.lit(pl.Series([emotions[n] for n in log_probabilities.argmax(axis=1)]))

@@ -1,0 +1,103 @@
+"""A model on disk: a folder that describes itself and answers on any machine.
+
+model.safetensors       the weights
+model.json              variant, configuration, emotions
+vocabulary.txt          the tokens
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model, save_model
+
+from attune.models.base import Facts, Variant
+from attune.platform.errors import DataError, UsageError
+from attune.platform.settings import find_variant, with_changes
+from attune.platform.text.vocabulary import SPECIALS, Vocabulary
+from attune.platform.text.word_vectors import WordVectors
+
+WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A variant with what it needs to read and write text."""
+
+    name: str
+    """The variant's, as a user types it."""
+    variant: Variant
+    vocabulary: Vocabulary
+
+
+def facts_of(
+    vocabulary: Vocabulary, emotions: tuple[str, ...], vectors: WordVectors | None = None
+) -> Facts:
+    """What a model must know of its data."""
+    return Facts(
+        num_tokens=len(vocabulary),
+        specials={token: vocabulary.numbers[token] for token in SPECIALS},
+        emotions=emotions,
+        emotion_tokens=tuple(vocabulary.number(emotion) for emotion in emotions),
+        word_vectors=None if vectors is None else torch.from_numpy(vectors.matrix),
+    )
+
+
+def build(
+    name: str,
+    config: Any,
+    vocabulary: Vocabulary,
+    emotions: tuple[str, ...],
+    *,
+    vectors: WordVectors | None = None,
+    seed: int = 0,
+) -> Model:
+    """A new model; the seed decides its first weights and leaves torch's own state as it was."""
+    variant, _ = find_variant(name)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        built = variant(config, facts_of(vocabulary, emotions, vectors))
+    return Model(name=name, variant=built, vocabulary=vocabulary)
+
+
+def save(model: Model, folder: Path) -> None:
+    """Write a model where `load` finds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = model.variant.facts
+    vectors = facts.word_vectors
+    description = {
+        "variant": model.name,
+        "config": dataclasses.asdict(model.variant.config),
+        "emotions": facts.emotions,
+        "word_vector_dimension": None if vectors is None else vectors.shape[1],
+    }
+    save_model(model.variant, str(folder / WEIGHTS))
+    model.vocabulary.save(folder / VOCABULARY)
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def load(folder: Path) -> Model:
+    """The model in a folder, ready to answer."""
+    for name in (DESCRIPTION, VOCABULARY, WEIGHTS):
+        if not (folder / name).is_file():
+            raise UsageError(f"'{folder}' is not a model: {name} is missing")
+    description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    vocabulary = Vocabulary.load(folder / VOCABULARY)
+    variant, _ = find_variant(description["variant"])
+    config = with_changes(variant.Config(), description["config"])
+    facts = facts_of(vocabulary, tuple(description["emotions"]))
+    dimension = description["word_vector_dimension"]
+    if dimension is not None:  # only the shape: the weights hold what became of the vectors
+        blank = torch.zeros(len(vocabulary), dimension)
+        facts = dataclasses.replace(facts, word_vectors=blank)
+    built = variant(config, facts)
+    try:
+        load_model(built, str(folder / WEIGHTS))
+    except RuntimeError as error:
+        raise DataError(
+            f"{folder / WEIGHTS} does not fit {folder / DESCRIPTION}: {error}"
+        ) from error
+    return Model(name=description["variant"], variant=built.eval(), vocabulary=vocabulary)

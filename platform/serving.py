@@ -1,0 +1,108 @@
+"""Text in, answer with its explanation out."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import torch
+
+from attune.models.base import Batch, DialogueVariant, Explanation
+from attune.models.decoding import Decoding, decode, stream
+from attune.platform import runs
+from attune.platform.batches import Layout, Stream, encode
+from attune.platform.corpora.conversations import LISTENER, SPEAKER
+from attune.platform.corpora.samples import SAMPLES
+from attune.platform.errors import UsageError, unknown
+from attune.platform.text.detokenizing import readable
+from attune.platform.text.tokenizing import tokenize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a model says, and why."""
+
+    text: str
+    seconds: float
+    explanation: Explanation
+
+
+class Responder:
+    """Answers conversations with the model in a folder.
+
+    A conversation is a list of turns: speaker, listener, speaker ...; the last is the speaker's.
+    """
+
+    def __init__(self, folder: Path):
+        self.model = runs.load(folder)
+        if not isinstance(self.model.variant, DialogueVariant):
+            raise UsageError(f"'{self.model.name}' does not answer: it is a classifier")
+        self.variant = self.model.variant
+
+    def respond(
+        self,
+        conversations: Sequence[Sequence[str]],
+        decoding: Decoding = Decoding(),  # noqa: B008
+        controls: Mapping[str, str] | None = None,
+    ) -> list[Answer]:
+        """An answer to each conversation; many at once are answered as one batch."""
+        started = time.perf_counter()
+        batch = self._batch(conversations)
+        self._check(controls)
+        made = decode(self.variant, batch, decoding, controls)
+        with torch.no_grad():
+            explanations = self.variant.explain(batch)
+        seconds = (time.perf_counter() - started) / max(len(conversations), 1)
+        return [
+            Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
+            for tokens, explanation in zip(made, explanations, strict=True)
+        ]
+
+    def stream(
+        self,
+        conversation: Sequence[str],
+        decoding: Decoding = Decoding(),  # noqa: B008
+        controls: Mapping[str, str] | None = None,
+    ) -> Iterator[str]:
+        """The answer so far, after each token."""
+        self._check(controls)
+        tokens: list[int] = []
+        for token in stream(self.variant, self._batch([conversation]), decoding, controls):
+            tokens.append(token)
+            yield self._text(tokens)
+
+    def _batch(self, conversations: Sequence[Sequence[str]]) -> Batch:
+        for number, turns in enumerate(conversations, start=1):
+            if len(turns) % 2 == 0 or not all(turn.strip() for turn in turns):
+                raise UsageError(
+                    f"conversation {number} has {len(turns)} turns: they alternate speaker, "
+                    f"listener, speaker; the last is the speaker's, and none is empty"
+                )
+        frame = pl.DataFrame({"context": conversations}, schema={"context": SAMPLES["context"]})
+        texts = frame.explode("context")["context"]
+        counts = frame["context"].list.len()
+        tokens = iter(tokenize(texts))
+        roles = (SPEAKER, LISTENER)
+        samples = SAMPLES.to_frame(eager=True).clear(len(conversations))
+        samples = samples.with_columns(
+            context_tokens=pl.Series([[next(tokens) for _ in range(n)] for n in counts]),
+            context_roles=pl.Series([[roles[turn % 2] for turn in range(n)] for n in counts]),
+        )
+        layout = Layout(separators=self.variant.needs.separators)
+        columns = encode(samples, self.model.vocabulary, layout=layout)
+        [batch] = Stream(columns, size=len(conversations), shuffle=False).epoch()
+        # Streams sort by length: put the rows back into the order they were asked in.
+        order = batch["index"].argsort()
+        rows = {name: tensor[order] for name, tensor in batch.tensors.items()}
+        return Batch(tensors=rows, samples=batch.samples, tokens=batch.tokens)
+
+    def _check(self, controls: Mapping[str, str] | None) -> None:
+        for name, value in (controls or {}).items():
+            if name not in self.variant.controls:
+                raise UsageError(unknown("control", name, self.variant.controls))
+            if value not in self.variant.controls[name]:
+                raise UsageError(unknown(name, value, self.variant.controls[name]))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return readable(self.model.vocabulary.decode(tokens))

@@ -1,0 +1,230 @@
+"""What every variant must keep to, as functions that raise AssertionError where one does not.
+
+`test_variants.py` runs them over all variants; `test_contract.py` over variants with a planted
+fault, to show that each function notices the fault it is there for.
+"""
+
+import dataclasses
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from attune.models.base import PAIRED, Batch, DialogueVariant, Progress, Variant
+from attune.models.decoding import Decoding, decode
+from attune.platform import runs
+
+
+def stage_losses(variant: Variant, batch: Batch):
+    """Each update of each stage, with its loss terms."""
+    for stage in variant.stages():
+        for update in stage.updates:
+            with trainable_only(variant, stage.players[update.player]):
+                method = getattr(variant, update.losses)
+                yield stage, update, method({PAIRED: batch}, Progress(step=1, share=0.1))
+
+
+@contextmanager
+def trainable_only(variant: Variant, parts):
+    frozen = [p for n, p in variant.named_parameters() if n.split(".")[0] not in parts]
+    frozen = [p for p in frozen if not any(p is q for q in parameters_of(variant, parts))]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def parameters_of(variant: Variant, parts):
+    found = {id(p): p for part in parts for p in getattr(variant, part).parameters()}
+    return list(found.values())
+
+
+def total(update, losses):
+    return sum(weight * losses[name] for name, weight in update.weights.items())
+
+
+def rows_of(batch: Batch, rows) -> Batch:
+    """Some rows of a batch, without the padding that only the others need."""
+    tensors = {}
+    for name, tensor in batch.tensors.items():
+        part = tensor[rows]
+        if part.dim() > 1:
+            part = part[:, : max(int((part != 0).sum(dim=1).max()), 0)]
+        tensors[name] = part
+    tensors["context_turns"] = batch["context_turns"][rows][:, : tensors["context"].shape[1]]
+    tokens = float((tensors["response"] != 0).sum())
+    return Batch(tensors=tensors, samples=float(len(rows)), tokens=tokens)
+
+
+def check_terms_are_tensors_that_learn(variant, batch):
+    for stage, update, losses in stage_losses(variant, batch):
+        assert set(update.weights) <= set(losses), f"{stage.name}: {set(update.weights)}"
+        for name, term in losses.items():
+            assert isinstance(term, torch.Tensor), f"{name} is a {type(term).__name__}"
+            assert term.dim() == 0, name
+            assert torch.isfinite(term), name
+            if name in update.weights:
+                assert term.requires_grad, f"{name} gives no gradient"
+
+
+def check_no_module_is_built_in_a_forward(variant, batch):
+    built = []
+    real = nn.Module.__init__
+
+    def noticed(self, *arguments, **named):
+        built.append(type(self).__name__)
+        real(self, *arguments, **named)
+
+    nn.Module.__init__ = noticed
+    try:
+        for _ in stage_losses(variant, batch):
+            pass
+    finally:
+        nn.Module.__init__ = real
+    assert not built, built
+
+
+def check_each_player_moves_itself_and_nobody_else(variant, batch):
+    covered = set()
+    for stage in variant.stages():
+        for update in stage.updates:
+            parts = stage.players[update.player]
+            mine = parameters_of(variant, parts)
+            covered.update(id(p) for p in mine)
+            before = {name: p.detach().clone() for name, p in variant.named_parameters()}
+            optimizer = torch.optim.SGD(mine, lr=0.1)
+            with trainable_only(variant, parts):
+                losses = getattr(variant, update.losses)({PAIRED: batch}, Progress())
+                variant.zero_grad()
+                total(update, losses).backward()
+                for name, p in variant.named_parameters():
+                    if any(p is q for q in mine):
+                        assert p.grad is not None, f"{name} gets no gradient"
+                        assert p.grad.any(), f"{name} gets a gradient of zeros"
+                optimizer.step()
+            own = {id(p) for p in mine}
+            for name, p in variant.named_parameters():
+                if id(p) not in own:
+                    assert torch.equal(p, before[name]), f"{name} is not {update.player}'s"
+                assert p.requires_grad, f"{name} stays frozen"
+    missed = [name for name, p in variant.named_parameters() if id(p) not in covered]
+    assert not missed, f"nobody trains {missed}"
+
+
+def check_halves_add_up(variant, batch):
+    """Two ranks' gradients, averaged, are the whole batch's: terms divide by the global counts."""
+    variant.eval()
+    halves = [rows_of(batch, range(part, len(batch), 2)) for part in (0, 1)]
+    tokens = sum(half.tokens for half in halves) / 2
+    ranks = [dataclasses.replace(h, samples=len(batch) / 2, tokens=tokens) for h in halves]
+    whole = [losses for _, _, losses in stage_losses(variant, batch)]
+    parts = [[losses for _, _, losses in stage_losses(variant, rank)] for rank in ranks]
+    for one, (first, second) in zip(whole, zip(*parts, strict=True), strict=True):
+        for name, term in one.items():
+            mean = (first[name] + second[name]) / 2
+            assert torch.allclose(term, mean, rtol=1e-4, atol=1e-5), name
+
+
+def check_saved_is_loaded(model: runs.Model, batch, folder: Path):
+    model.variant.eval()
+    runs.save(model, folder)
+    loaded = runs.load(folder)
+    assert loaded.name == model.name
+    assert loaded.vocabulary.tokens == model.vocabulary.tokens
+    assert loaded.variant.config == model.variant.config
+    for one, other in zip(
+        outputs(model.variant, batch), outputs(loaded.variant, batch), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@torch.no_grad()
+def outputs(variant, batch):
+    found = list(variant.predict(batch).values())
+    if isinstance(variant, DialogueVariant):
+        found.append(variant.log_likelihood(batch))
+    return found
+
+
+def check_truth_is_not_used(variant, batch):
+    variant.eval()
+    other = {**batch.tensors, "emotion": (batch["emotion"] + 1) % len(variant.facts.emotions)}
+    changed = dataclasses.replace(batch, tensors=other)
+    for one, two in zip(outputs(variant, batch), outputs(variant, changed), strict=True):
+        assert torch.equal(one, two), "the true emotion is looked at"
+
+
+def check_a_batch_gives_what_its_samples_give(variant, batch):
+    variant.eval()
+    together = outputs(variant, batch)
+    for row in range(len(batch)):
+        alone = outputs(variant, rows_of(batch, [row]))
+        for one, many in zip(alone, together, strict=True):
+            assert torch.allclose(one[0], many[row, : one.shape[1]], atol=1e-4)
+
+
+@torch.no_grad()
+def check_steps_equal_all_at_once(variant, batch):
+    """Feeding the response token by token, with caches, gives its log-likelihood."""
+    variant.eval()
+    response = batch["response"]
+    state = variant.encode(batch)
+    rows = torch.arange(len(response))
+    newest = response.new_full((len(response),), variant.facts.specials["<sos>"])
+    stepwise = torch.zeros(response.shape)
+    for place in range(response.shape[1]):
+        logits, state = variant.next_logits(newest, state)
+        newest = response[rows, place]
+        chosen = logits.log_softmax(dim=-1).gather(1, newest[:, None]).squeeze(1)
+        stepwise[rows, place] = chosen.masked_fill(newest == 0, 0.0)
+        if place == 2:  # rows that change places go on as if nothing had happened
+            order = torch.arange(len(response)).flip(0)
+            state, rows, newest = variant.select(state, order), rows[order], newest[order]
+    assert torch.allclose(stepwise, variant.log_likelihood(batch), atol=1e-4)
+
+
+def check_answers_are_text(model: runs.Model, batch):
+    model.variant.eval()
+    for method in ("greedy", "beam", "topk", "nucleus"):
+        answers = decode(model.variant, batch, Decoding(method=method, max_tokens=8))
+        assert len(answers) == len(batch)
+        for answer in answers:
+            assert len(answer) <= 8
+            assert "<" not in " ".join(model.vocabulary.tokens[token] for token in answer)
+
+
+def train(variant: Variant, batches, *, steps: int, rate: float = 3e-3) -> dict[str, float]:
+    """A plain loop that follows the stages; `batches` are taken in turn. The last losses."""
+    last: dict[str, float] = {}
+    variant.train()
+    for stage in variant.stages():
+        optimizers = {
+            player: torch.optim.AdamW(parameters_of(variant, parts), lr=rate, weight_decay=0.01)
+            for player, parts in stage.players.items()
+        }
+        for step in range(steps):
+            progress = Progress(step=step, share=step / steps)
+            for update in stage.updates:
+                optimizer = optimizers[update.player]
+                with trainable_only(variant, stage.players[update.player]):
+                    batch = batches[step % len(batches)]
+                    losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
+                    optimizer.zero_grad()
+                    total(update, losses).backward()
+                    nn.utils.clip_grad_norm_(
+                        parameters_of(variant, stage.players[update.player]), 1.0
+                    )
+                    optimizer.step()
+                last.update({name: float(term.detach()) for name, term in losses.items()})
+    return last
+
+
+def check_learns_by_heart(variant, batch, *, steps=250):
+    few = rows_of(batch, range(6))
+    losses = train(variant, [few], steps=steps)
+    for name in {n for stage in variant.stages() for u in stage.updates for n in u.weights}:
+        assert losses[name] < 0.3, f"{name} is still {losses[name]:.2f}"

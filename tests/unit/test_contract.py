@@ -1,0 +1,125 @@
+"""Each check of the contract notices the fault it is there for."""
+
+import pytest
+import torch
+from torch import nn
+
+from attune.models.multitask import MultiTransformer
+from attune.models.transformer import Transformer
+from attune.platform import runs, settings
+from attune.platform.corpora.labels import EMOTIONS
+from tests import contract
+
+
+class NumberForALoss(MultiTransformer):
+    def losses(self, batches, progress):
+        losses = super().losses(batches, progress)
+        return {**losses, "emotion": losses["emotion"].item()}
+
+
+class DetachedLoss(MultiTransformer):
+    def losses(self, batches, progress):
+        losses = super().losses(batches, progress)
+        return {**losses, "emotion": losses["emotion"].detach()}
+
+
+class BuildsAsItGoes(MultiTransformer):
+    def read(self, batch):
+        source, mask = super().read(batch)
+        return nn.Linear(self.config.width, self.config.width)(source), mask
+
+
+class UnusedPart(MultiTransformer):
+    def __init__(self, config, facts):
+        super().__init__(config, facts)
+        self.idle = nn.Linear(2, 2)
+
+
+class ForgottenPart(UnusedPart):
+    def stages(self):
+        [stage] = super().stages()
+        parts = tuple(part for part in stage.players["model"] if part != "idle")
+        return [type(stage)(**{**vars(stage), "players": {"model": parts}})]
+
+
+class LocalMean(MultiTransformer):
+    def nll(self, batch, source, mask):
+        return super().nll(batch, source, mask) * batch.tokens / (batch["response"] != 0).sum()
+
+
+class KeepsSomethingApart(MultiTransformer):
+    def __init__(self, config, facts):
+        super().__init__(config, facts)
+        self.hidden_scale = [torch.rand(()).item()]  # neither weight nor setting: lost when saved
+
+    def read(self, batch):
+        source, mask = super().read(batch)
+        return source * self.hidden_scale[0], mask
+
+
+class LooksAtTheTruth(MultiTransformer):
+    def read(self, batch):
+        source, mask = super().read(batch)
+        return source + batch["emotion"][:, None, None] * 0.01, mask
+
+
+class SeesPadding(MultiTransformer):
+    def read_tokens(self, context, roles):
+        source, mask = super().read_tokens(context, roles)
+        return self.encoder(source, torch.ones_like(mask)), mask
+
+
+class WrongPositions(Transformer):
+    def next_logits(self, tokens, state):
+        return super().next_logits(tokens, {**state, "length": 0})
+
+
+class CarelessSelect(Transformer):
+    def select(self, state, rows):
+        return {**super().select(state, rows), "past": state["past"]}
+
+
+class CannotLearn(MultiTransformer):
+    def losses(self, batches, progress):
+        return {name: term * 0 + 1 for name, term in super().losses(batches, progress).items()}
+
+
+@pytest.fixture
+def faulty(vocabulary, monkeypatch):
+    def make(variant):
+        monkeypatch.setattr("attune.models.VARIANTS", {"faulty": f"{__name__}:{variant.__name__}"})
+        monkeypatch.setattr("attune.platform.settings.VARIANTS", {"faulty": "here"})
+        config = settings.configure("faulty", "tiny")
+        return runs.build("faulty", config, vocabulary, EMOTIONS)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("variant", "check"),
+    [
+        (NumberForALoss, contract.check_terms_are_tensors_that_learn),
+        (DetachedLoss, contract.check_terms_are_tensors_that_learn),
+        (BuildsAsItGoes, contract.check_no_module_is_built_in_a_forward),
+        (UnusedPart, contract.check_each_player_moves_itself_and_nobody_else),
+        (ForgottenPart, contract.check_each_player_moves_itself_and_nobody_else),
+        (LocalMean, contract.check_halves_add_up),
+        (LooksAtTheTruth, contract.check_truth_is_not_used),
+        (SeesPadding, contract.check_a_batch_gives_what_its_samples_give),
+        (WrongPositions, contract.check_steps_equal_all_at_once),
+        (CarelessSelect, contract.check_steps_equal_all_at_once),
+    ],
+)
+def test_faults_are_noticed(faulty, batch, variant, check):
+    with pytest.raises(AssertionError):
+        check(faulty(variant).variant, batch)
+
+
+def test_what_is_not_saved_is_noticed(faulty, batch, tmp_path):
+    with pytest.raises(AssertionError):
+        contract.check_saved_is_loaded(faulty(KeepsSomethingApart), batch, tmp_path)
+
+
+def test_what_cannot_learn_is_noticed(faulty, batch):
+    with pytest.raises(AssertionError, match="is still"):
+        contract.check_learns_by_heart(faulty(CannotLearn).variant, batch, steps=3)
