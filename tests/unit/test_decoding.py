@@ -1,0 +1,166 @@
+"""Decoding: batched and cached, and still exactly what one slow sample at a time would give."""
+
+import itertools
+
+import pytest
+import torch
+
+from attune.models.base import Batch
+from attune.models.decoding import Decoding, decode, stream
+from tests.contract import rows_of, train
+
+METHODS = [
+    Decoding(),
+    Decoding(block_ngrams=2),
+    Decoding(method="beam", beams=3),
+    Decoding(method="beam", beams=4, block_ngrams=2, length_penalty=0.5),
+    Decoding(method="topk", top_k=5, seed=3),
+    Decoding(method="nucleus", top_p=0.8, temperature=1.3, seed=3),
+]
+
+
+@pytest.fixture(scope="module")
+def model(build, batch):
+    """A little training, so that answers end and differ."""
+    made = build("multi-trs")
+    train(made.variant, [batch], steps=60)
+    made.variant.eval()
+    return made
+
+
+def slow_greedy(variant, batch, max_tokens):
+    """One sample at a time, no cache, the whole prefix again at each step."""
+    answers = []
+    for row in range(len(batch)):
+        one = rows_of(batch, [row])
+        said: list[int] = []
+        while len(said) < max_tokens:
+            logits, state = None, variant.encode(one)
+            for token in (variant.facts.specials["<sos>"], *said):
+                logits, state = variant.next_logits(torch.tensor([token]), state)
+            for name, number in variant.facts.specials.items():
+                if name != "<eos>":
+                    logits[0, number] = -float("inf")
+            token = int(logits.argmax())
+            if token == variant.facts.specials["<eos>"]:
+                break
+            said.append(token)
+        answers.append(said)
+    return answers
+
+
+@torch.no_grad()
+def test_greedy_equals_one_by_one_without_cache(model, batch):
+    expected = slow_greedy(model.variant, batch, 12)
+    assert decode(model.variant, batch, Decoding(max_tokens=12)) == expected
+    assert len({tuple(answer) for answer in expected}) > 3
+    assert len({len(answer) for answer in expected}) > 1
+
+
+def test_one_beam_is_greedy(model, batch):
+    for n in (0, 2):
+        greedy = Decoding(block_ngrams=n)
+        beam = Decoding(method="beam", beams=1, block_ngrams=n)
+        assert decode(model.variant, batch, beam) == decode(model.variant, batch, greedy)
+
+
+@pytest.mark.parametrize("decoding", METHODS)
+def test_a_batch_gives_what_its_samples_give_alone(model, batch, decoding):
+    together = decode(model.variant, batch, decoding)
+    alone = [decode(model.variant, rows_of(batch, [row]), decoding)[0] for row in range(len(batch))]
+    assert together == alone
+
+
+@pytest.mark.parametrize("decoding", METHODS)
+def test_streaming_gives_the_same(model, batch, decoding):
+    one = rows_of(batch, [4])
+    assert list(stream(model.variant, one, decoding)) == decode(model.variant, one, decoding)[0]
+
+
+@torch.no_grad()
+def log_probability(variant, batch, row, answer):
+    end = variant.facts.specials["<eos>"]
+    response = torch.tensor([[*answer, end]])
+    one = rows_of(batch, [row])
+    given = Batch(tensors={**one.tensors, "response": response}, samples=1, tokens=len(answer) + 1)
+    return float(variant.log_likelihood(given).sum())
+
+
+def test_beams_find_likelier_answers(model, batch):
+    greedy = decode(model.variant, batch)
+    beam = decode(model.variant, batch, Decoding(method="beam", beams=8, length_penalty=0.0))
+    gains = [
+        log_probability(model.variant, batch, row, b)
+        - log_probability(model.variant, batch, row, g)
+        for row, (b, g) in enumerate(zip(beam, greedy, strict=True))
+        if len(b) < 30 > len(g)
+    ]
+    assert min(gains) > -1e-3
+    assert max(gains) > 0
+
+
+def test_enough_beams_find_the_very_best(build, batch):
+    """On a vocabulary of five words all answers of up to two words can be tried."""
+    variant = build("dummy").variant
+    words = list(range(20, 25))
+    allowed = {*words, variant.facts.specials["<eos>"]}
+    with torch.no_grad():
+        for number in range(len(variant.output.bias)):
+            if number not in allowed:
+                variant.output.bias[number] = -100.0
+    decoding = Decoding(method="beam", beams=36, max_tokens=2, length_penalty=0.0)
+    found = decode(variant, batch, decoding)
+    tried = [list(t) for n in range(3) for t in itertools.product(words, repeat=n)]
+
+    def cut_off(row, answer):  # the search may stop at two words without <eos>
+        full = log_probability(variant, batch, row, answer)
+        if len(answer) < 2:
+            return full
+        one = rows_of(batch, [row])
+        state = variant.encode(one)
+        logits, _ = variant.next_logits(torch.tensor([answer[-1]]), state)
+        end = variant.facts.specials["<eos>"]
+        return full - logits.detach().log_softmax(-1)[0, end].item()
+
+    for row in range(3):
+        best = max(tried, key=lambda answer, row=row: cut_off(row, answer))
+        assert found[row] == best
+
+
+def test_blocked_ngrams_do_not_repeat(model, batch):
+    for method in ("greedy", "beam", "nucleus"):
+        decoding = Decoding(method=method, block_ngrams=2, temperature=2.0)
+        for answer in decode(model.variant, batch, decoding):
+            pairs = list(itertools.pairwise(answer))
+            assert len(set(pairs)) == len(pairs)
+
+
+def test_sampling_is_by_seed(model, batch):
+    def sampled(**options):
+        return decode(model.variant, batch, Decoding(method="nucleus", temperature=2.0, **options))
+
+    assert sampled(seed=1) == sampled(seed=1)
+    assert sampled(seed=1) != sampled(seed=2)
+    greedy = decode(model.variant, batch)
+    assert decode(model.variant, batch, Decoding(method="topk", top_k=1)) == greedy
+    assert decode(model.variant, batch, Decoding(method="nucleus", top_p=1e-9)) == greedy
+
+
+def test_sampling_follows_the_probabilities():
+    from attune.models.decoding import _chances, _sampled
+
+    logits = torch.tensor([[0.5, 0.3, 0.2, 0.0]]).log().repeat(20_000, 1)
+    chance = _chances(torch.arange(20_000), Decoding(max_tokens=1))[:, 0]
+    for decoding, expected in (
+        (Decoding(method="topk", top_k=2), [0.625, 0.375, 0, 0]),
+        (Decoding(method="nucleus", top_p=0.6), [0.625, 0.375, 0, 0]),
+        (Decoding(method="nucleus", top_p=1.0), [0.5, 0.3, 0.2, 0]),
+    ):
+        shares = torch.bincount(_sampled(logits, chance, decoding), minlength=4) / 20_000
+        assert torch.allclose(shares, torch.tensor(expected), atol=0.015)
+
+
+def test_no_answer_is_longer_than_allowed(model, batch):
+    for method in ("greedy", "beam", "topk"):
+        answers = decode(model.variant, batch, Decoding(method=method, max_tokens=3))
+        assert max(map(len, answers)) <= 3
