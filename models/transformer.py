@@ -50,10 +50,20 @@ class TransformerConfig:
     """Width inside the feed-forward."""
     dropout: float = 0.0
     """Share of activations dropped in training."""
+    word_dropout: float = 0.0
+    """Share of context words read as `<unk>` in training: without a vocabulary cut it is the only
+    way that `<unk>`, which test contexts hold, is ever learned."""
     tied: bool = False
     """Use the word embedding as the output layer."""
     label_smoothing: float = 0.0
     """Share of the target's probability spread over all words."""
+
+
+def with_unknowns(tokens: Tensor, share: float, facts: Facts) -> Tensor:
+    """The tokens with a share of the words, drawn at random, replaced by `<unk>`."""
+    words = tokens >= len(facts.specials)  # the special tokens come first
+    drawn = torch.rand(tokens.shape, device=tokens.device) < share
+    return tokens.masked_fill(words & drawn, facts.specials["<unk>"])
 
 
 class Transformer(DialogueVariant):
@@ -68,7 +78,8 @@ class Transformer(DialogueVariant):
             "width": 128,
             "key_depth": 128,
             "filter_width": 256,
-            "dropout": 0.2,
+            "dropout": 0.3,
+            "word_dropout": 0.3,
             "tied": True,
         },
         "paper": {},
@@ -78,6 +89,7 @@ class Transformer(DialogueVariant):
             "num_layers": Choice(values=(1, 2, 4)),
             "tied": Choice(values=(False, True)),
             "dropout": Between(low=0.0, high=0.4),
+            "word_dropout": Between(low=0.0, high=0.4),
         },
         "loss": {"label_smoothing": Between(low=0.0, high=0.2)},
     }
@@ -132,6 +144,8 @@ class Transformer(DialogueVariant):
 
     def read_tokens(self, context: Tensor, roles: Tensor) -> tuple[Tensor, Tensor]:
         """The same from tokens and roles (B, S)."""
+        if self.training and self.config.word_dropout:
+            context = with_unknowns(context, self.config.word_dropout, self.facts)
         words = self.embedding(context) + self.embedding(roles)
         embedded = self.dropout(words + self.positions(context.shape[1]))
         mask = (context != self.facts.specials["<pad>"])[:, None, None, :]
