@@ -63,8 +63,9 @@ def whole_conversations(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame
     for frame in frames:
         frame = frame if held is None else pl.concat([held, frame])
         last = frame["conversation_id"].drop_nulls()
-        if last.is_empty():
-            held = frame
+        if last.is_empty():  # nothing to be kept together
+            yield frame
+            held = None
             continue
         # A row without an id (it could not be read) stays with the rows before it.
         start = frame.select((pl.col("conversation_id") == last[-1]).arg_max()).item()
@@ -73,6 +74,9 @@ def whole_conversations(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame
         held = frame.slice(start)
     if held is not None and held.height:
         yield held
+
+
+SPOILT = "belongs to a spoilt conversation"
 
 
 class Checker:
@@ -88,7 +92,7 @@ class Checker:
         self.emotions = frozenset(emotions)
         self.any_emotion = any_emotion
         self.splits = frozenset(splits)
-        self._seen: set[int] = set()  # hashes: 8 bytes of a conversation, not its name
+        self._seen: set[int] = set()  # hashes, not names: the only thing that grows with a corpus
 
     def check(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The frame with `problem` filled in wherever a row cannot be used, and its `block`."""
@@ -136,7 +140,9 @@ class Checker:
             ),
             *(
                 (
-                    pl.col(name).ne_missing(pl.col(name).first().over("block")),
+                    pl.col(name).ne_missing(
+                        pl.col(name).filter(pl.col("problem").is_null()).first().over("block")
+                    ),
                     pl.lit(f"the {name} changes within the conversation"),
                 )
                 for name in _OF_THE_CONVERSATION
@@ -183,9 +189,6 @@ def _blocks(frame: pl.DataFrame) -> pl.Series:
 def kind_of(problem: str) -> str:
     """What a problem is counted under: `unknown emotion` for `unknown emotion 'happi': ...`."""
     return re.split(r"[:'(]", problem, maxsplit=1)[0].strip()
-
-
-SPOILT = "belongs to a spoilt conversation"
 
 
 def divide(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -8,7 +8,14 @@ import polars as pl
 import pytest
 
 from attune.platform.corpora import files
-from attune.platform.corpora.conversations import CONVERSATIONS, SPOILT, Checker, divide, kind_of
+from attune.platform.corpora.conversations import (
+    CONVERSATIONS,
+    SPOILT,
+    Checker,
+    divide,
+    kind_of,
+    whole_conversations,
+)
 from attune.platform.corpora.edos import detokenized
 from attune.platform.corpora.sources import Source
 from attune.platform.errors import DataError, UsageError
@@ -359,6 +366,25 @@ def test_one_problem_is_not_reported_as_others(tmp_path):
     _, bad = judged(tmp_path / "own.jsonl")
     kinds = [kind_of(problem) for problem in bad["problem"]]
     assert kinds == [SPOILT, "unknown label", SPOILT, SPOILT]
+
+
+def test_a_bad_first_row_does_not_make_the_others_differ(ed):
+    ed.write_text(ED_HEADER + "c:2,1\n" + "c:2,2,sad,p,1,y,,\n" + "c:2,3,sad,p,0,z,,\n")
+    _, bad = judged(ed)
+    assert [kind_of(problem) for problem in bad["problem"]] == [
+        "wrong number of fields",
+        SPOILT,
+        SPOILT,
+    ]
+
+
+def test_a_file_of_nothing_but_garbage_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "ROWS_AT_A_TIME", 1)
+    (tmp_path / "own.jsonl").write_text("garbage\n" * 400)
+    frames = whole_conversations(Source(str(tmp_path)).read(Counter()))
+    heights = [frame.height for frame in frames]
+    assert sum(heights) == 400
+    assert max(heights) < 40
 
 
 @pytest.mark.parametrize(
