@@ -1,7 +1,7 @@
 # Each target sets up all it needs in .venv: a Python 3.11, a C++ compiler and the package registry
 # are enough. `make install` alone does the set-up.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 SOURCE ?= bundled
 # mypy cannot follow the mapping of folders to packages, so it gets links in their places.

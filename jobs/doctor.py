@@ -135,7 +135,7 @@ def _cluster() -> list[Check]:
         return [Check(name="cluster", status="warning", found="no answer in 60 s", fix=fix)]
     if done.returncode == 0:
         active = sum(line.strip().startswith("1 ") for line in done.stdout.splitlines())
-        return [Check(name="cluster", status="ok", found=f"Ray is running ({active} nodes)")]
+        return [Check(name="cluster", status="ok", found=f"Ray is running, nodes: {active}")]
     found = "no Ray cluster is running: a run starts its own"
     return [Check(name="cluster", status="ok", found=found)]
 

@@ -1,0 +1,38 @@
+"""`attune doctor` beside a real Ray cluster and a real MLflow store."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import pytest
+import ray
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    context = ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield context.address_info["address"]
+    ray.shutdown()
+
+
+def test_doctor_sees_the_cluster_and_the_runs(cluster, tmp_path):
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    for _ in range(2):
+        with mlflow.start_run():
+            mlflow.log_metric("loss", 1.0)
+    environment = {**os.environ, "ATTUNE_HOME": str(tmp_path), "RAY_ADDRESS": cluster}
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "attune"), "doctor", "--json"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {check["name"]: check["found"] for check in json.loads(done.stdout)["checks"]}
+    assert found["cluster"] == "Ray is running, nodes: 1"
+    assert found["tracking"].endswith("with 2 runs")
