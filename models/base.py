@@ -6,6 +6,7 @@ plain data on the class, so that the command line, sweeps, evaluation, the page 
 up a new system by its being listed.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -132,7 +133,7 @@ class Between:
 SearchSpaces = Mapping[str, Mapping[str, Choice | Between]]
 
 
-class Variant(nn.Module):
+class Variant(nn.Module, ABC):
     """Everything the trainer drives: dialogue models, classifiers, annotators."""
 
     system: ClassVar[str]
@@ -153,9 +154,9 @@ class Variant(nn.Module):
         self.config = config
         self.facts = facts
 
+    @abstractmethod
     def stages(self) -> list[Stage]:
         """The schedule of the paper, which the one training loop follows."""
-        raise NotImplementedError
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Log-probabilities (B, labels) of what the variant predicts, never from the true label:
@@ -177,20 +178,20 @@ class DialogueVariant(Variant):
     controls: ClassVar[Mapping[str, Sequence[str]]] = {}
     """What a user may set for an answer (an intent, say), and to what."""
 
+    @abstractmethod
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T) log-probability of each response token, unsmoothed; 0 on padding."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """All that decoding needs to know of the contexts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """(B,) the newest tokens -> (B, num_tokens) logits of the next ones, and the new state.
 
         The first call gets `<sos>`.
         """
-        raise NotImplementedError
 
     def select(self, state: State, rows: Tensor) -> State:
         """The state of some rows, in their order; a row may be taken several times (beams)."""
