@@ -21,9 +21,10 @@ class WordEmbedding(nn.Module):
     Vectors that were loaded (GloVe's 100 or 300, say) keep their own dimension, and where that is
     not the model's width a learned projection leads from one to the other.
 
-    The table has a spread of 1 / sqrt(dimension), right for an output layer that shares it, and
-    what is read from it is scaled to a spread of 1: beside positions, which are that large, words
-    as small as GloVe's or a fresh table's would hardly be seen, and little is learned for epochs.
+    Words and positions both begin with a spread of 1 / sqrt(dimension), loaded words too: beside
+    larger positions words would hardly be seen for epochs, and larger words are noise that takes
+    epochs to unlearn (docs/log.md). It also is the right spread for an output layer that shares
+    the table.
     """
 
     def __init__(
@@ -31,27 +32,28 @@ class WordEmbedding(nn.Module):
     ):
         super().__init__()
         dimension = width if vectors is None else vectors.shape[1]
-        self.scale = math.sqrt(dimension)
+        spread = dimension**-0.5
         self.table = nn.Embedding(num_tokens, dimension, padding_idx=padding)
         self.project = (
             nn.Identity() if dimension == width else nn.Linear(dimension, width, bias=False)
         )
         with torch.no_grad():
             if vectors is None:
-                nn.init.normal_(self.table.weight, std=1 / self.scale)
+                nn.init.normal_(self.table.weight, std=spread)
                 self.table.weight[padding].zero_()
             else:
-                spread = vectors[vectors.any(dim=1)].std().clamp(min=1e-12)
-                self.table.weight.copy_(vectors / (spread * self.scale))
+                found = vectors[vectors.any(dim=1)].std().clamp(min=1e-12)
+                self.table.weight.copy_(vectors * (spread / found))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T, D)."""
-        embedded: Tensor = self.project(self.table(tokens) * self.scale)
+        embedded: Tensor = self.project(self.table(tokens))
         return embedded
 
 
 class Positions(nn.Module):
-    """Sines and cosines of the position (Vaswani et al. 2017), for sequences of any length."""
+    """Sines and cosines of the position (Vaswani et al. 2017), for sequences of any length, with
+    the spread of `WordEmbedding`."""
 
     table: Tensor
 
@@ -70,7 +72,8 @@ class Positions(nn.Module):
         half = math.ceil(self.width / 2)
         rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
         angles = torch.arange(length)[:, None] * rates
-        return torch.cat([angles.sin(), angles.cos()], dim=1)[:, : self.width]
+        waves = torch.cat([angles.sin(), angles.cos()], dim=1)[:, : self.width]
+        return waves * math.sqrt(2 / self.width)  # a wave of height 1 has a spread of sqrt(1 / 2)
 
 
 class Attention(nn.Module):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import polars as pl
 import yaml
 
-from attune.platform.corpora.conversations import LISTENER, SPEAKER, UNPAIRED, conversations
+from attune.platform.corpora.conversations import LISTENER, SPEAKER, SPLITS, UNPAIRED, conversations
 from attune.platform.corpora.labels import EMOTIONS, NEUTRAL
 from attune.platform.text.lexicons import Lexicon
 
@@ -29,10 +29,22 @@ SITUATION_SPLITS = (
     *("train", "train", "train", "valid", "train", UNPAIRED[1], "train", "test"),
 ) * 2
 FRAME_SPLITS = ("train", "train", "train", "valid", "test") * 2
-CONVERSATIONS_OF_A_SITUATION = {"train": 3, "valid": 2, "test": 2, UNPAIRED[0]: 3, UNPAIRED[1]: 4}
+CONVERSATIONS_OF_A_SITUATION = {"train": 2, "valid": 2, "test": 2, UNPAIRED[0]: 3, UNPAIRED[1]: 4}
+
+# The same thing makes one person afraid and another terrified: what happened alone must not tell
+# the emotion, or models learn situations by heart instead of how feelings show. So each situation
+# is also told once with each of these neighbours of its emotion.
+NEIGHBOURS = (
+    ("afraid", "terrified"), ("anxious", "apprehensive"), ("angry", "furious", "annoyed"),
+    ("sad", "devastated", "lonely"), ("ashamed", "guilty", "embarrassed"),
+    ("joyful", "excited", "content"), ("hopeful", "anticipating"),
+    ("proud", "confident", "prepared"), ("grateful", "trusting", "faithful"),
+    ("caring", "sentimental", "nostalgic"), ("surprised", "impressed"),
+    ("disappointed", "jealous"), ("disgusted", "annoyed"),
+)  # fmt: skip
 
 NAMES_IT = 0.15  # how often a speaker names the emotion
-FEELING = 0.65  # how often a sentence about the feeling follows what happened
+FEELING = 0.65  # how often a sentence about the feeling follows what is said
 GOES_ON = 0.6  # how often the speaker has the last word and the listener says goodbye
 
 
@@ -51,11 +63,11 @@ def read() -> Iterator[pl.DataFrame]:
     rows: list[dict[str, object]] = []
     for emotion in EMOTIONS:
         for place, situation in enumerate(_material(emotion)["situations"]):
-            for number, turns in enumerate(_conversations(emotion, place)):
+            for number, (felt, turns) in enumerate(_conversations(emotion, place)):
                 row = {
                     "conversation_id": f"{emotion}-{place:02d}-{number}",
                     "split": SITUATION_SPLITS[place],
-                    "emotion": emotion,
+                    "emotion": felt,
                     "situation": situation["summary"],
                     "file": f"{emotion}.yaml",
                     "row": place + 1,
@@ -80,34 +92,47 @@ def lexicon() -> Lexicon:
     return Lexicon(words=frozenset(means), valence_arousal=means)
 
 
-def _conversations(emotion: str, place: int) -> list[list[Utterance]]:
-    """The different conversations about one situation."""
+def _conversations(emotion: str, place: int) -> list[tuple[str, list[Utterance]]]:
+    """The different conversations about one situation, each with what its speaker feels."""
     split = SITUATION_SPLITS[place]
     draw = random.Random(f"{emotion} {place}")
-    writer = _Writer(emotion, place, draw)
-    make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}.get(
-        split, writer.conversation
-    )
-    made: list[list[Utterance]] = []
-    while len(made) < CONVERSATIONS_OF_A_SITUATION[split]:
-        writer.felt.clear()
-        candidate = make()
-        if candidate not in made:
-            made.append(candidate)
+    tellers = [emotion] * CONVERSATIONS_OF_A_SITUATION[split]
+    if split in SPLITS:
+        tellers += _neighbours(emotion)
+    made: list[tuple[str, list[Utterance]]] = []
+    for teller in tellers:
+        candidate = _conversation(emotion, place, teller, draw)
+        while any(candidate == other for _, other in made):
+            candidate = _conversation(emotion, place, teller, draw)
+        made.append((teller, candidate))
     return made
 
 
-class _Writer:
-    """Writes conversations about one situation."""
+def _neighbours(emotion: str) -> list[str]:
+    return [one for group in NEIGHBOURS if emotion in group for one in group if one != emotion]
 
-    def __init__(self, emotion: str, place: int, draw: random.Random):
+
+def _conversation(emotion: str, place: int, teller: str, draw: random.Random) -> list[Utterance]:
+    # Who feels otherwise than the situation's own emotion always shows it.
+    feeling = FEELING if teller == emotion else 1.0
+    writer = _Writer(_material(emotion)["situations"][place], place, teller, feeling, draw)
+    make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}
+    return make.get(SITUATION_SPLITS[place], writer.conversation)()
+
+
+class _Writer:
+    """Writes a conversation about one situation."""
+
+    def __init__(
+        self, situation: dict[str, Any], place: int, emotion: str, feeling: float,
+        draw: random.Random,
+    ):  # fmt: skip
         material = _material(emotion)
         # The unpaired streams are learned from, so they speak in the frames of train.
         split = SITUATION_SPLITS[place]
         split = split if split in FRAME_SPLITS else "train"
         tone = next(t for t, emotions in _frames()["tones"].items() if emotion in emotions)
-        self.emotion, self.draw = emotion, draw
-        self.situation = material["situations"][place]
+        self.situation, self.emotion, self.feeling, self.draw = situation, emotion, feeling, draw
         self.feelings, self.names = material["feelings"], material["names"]
         self.closings = material["closings"]
         self.openers = _of_split(_frames()["openers"], split)
@@ -157,25 +182,27 @@ class _Writer:
     def _opening(self) -> list[Utterance]:
         opener = self.draw.choice(self.openers)
         return [
-            Utterance(role=SPEAKER, text=self.situation["hook"], label=NEUTRAL),
+            self._perhaps_felt(self.situation["hook"]),
             Utterance(role=LISTENER, text=opener, label="questioning"),
         ]
 
     def _cause(self, feeling: bool = True) -> Utterance:
         text = self.draw.choice(self.situation["causes"])
-        if feeling and self.draw.random() < FEELING:
+        if feeling and self.draw.random() < self.feeling:
             text = f"{text} {self._feeling()}"
         return Utterance(role=SPEAKER, text=text, label=self.emotion, cause=True)
 
     def _asked(self) -> list[Utterance]:
         asked = self.draw.choice(self.situation["asked"])
-        text, label = asked["answer"], NEUTRAL
-        if self.draw.random() < FEELING:
-            text, label = f"{text} {self._feeling()}", self.emotion
         return [
             Utterance(role=LISTENER, text=asked["question"], label="questioning"),
-            Utterance(role=SPEAKER, text=text, label=label),
+            self._perhaps_felt(asked["answer"]),
         ]
+
+    def _perhaps_felt(self, text: str) -> Utterance:
+        if self.draw.random() < self.feeling:
+            return Utterance(role=SPEAKER, text=f"{text} {self._feeling()}", label=self.emotion)
+        return Utterance(role=SPEAKER, text=text, label=NEUTRAL)
 
     def _question(self) -> Utterance:
         asked = self.draw.choice(self.situation["asked"])
@@ -193,7 +220,8 @@ class _Writer:
         return Utterance(role=LISTENER, text=text[0].upper() + text[1:], label=frame["intent"])
 
     def _feeling(self) -> str:
-        sentences = self.names if self.draw.random() < NAMES_IT else self.feelings
+        names = self.draw.random() < NAMES_IT and not set(self.names) & set(self.felt)
+        sentences = self.names if names else self.feelings
         sentence = self.draw.choice([s for s in sentences if s not in self.felt])
         self.felt.append(sentence)
         return str(sentence)
