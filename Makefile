@@ -34,7 +34,7 @@ lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	mkdir -p $(LINKS)
-	ln -sfn $(addprefix $(CURDIR)/,platform models jobs ui) $(LINKS)
+	ln -sfn $(addprefix $(CURDIR)/,platform models jobs ui infra) $(LINKS)
 	MYPYPATH=$(VENV)/links $(VENV)/bin/mypy --package attune
 
 bench: install

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -34,3 +36,39 @@ def progress(unit: str) -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
+
+
+@contextmanager
+def training_progress(screen: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Shows what a run logs: a bar with losses and speed on a terminal, looks at valid as lines."""
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
+        BarColumn(bar_width=20),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task("starting workers", total=1)
+
+    def show(line: dict[str, Any]) -> None:
+        if "message" in line:
+            screen.print(line["message"], markup=False)
+        elif "steps" in line:
+            steps = line["steps"]
+            bar.update(task, total=sum(steps.values()), completed=line["done"])
+            stages = ", ".join(f"{name} {count:,}" for name, count in steps.items())
+            screen.print(f"steps at most: {stages}", markup=False)
+        elif any(name.startswith("valid_") for name in line["metrics"]):
+            found = "  ".join(f"{name[6:]} {v:.4g}" for name, v in line["metrics"].items())
+            screen.print(f"step {line['step']:>7,}  valid: {found}", markup=False)
+        else:
+            metrics = line["metrics"]
+            hidden = ("samples_per_second", "learning_rate", "stage")
+            losses = "  ".join(f"{n} {v:.3f}" for n, v in metrics.items() if n not in hidden)
+            speed = f"{metrics['samples_per_second']:,.0f} samples/s"
+            bar.update(task, completed=line["step"], description=f"{losses}  {speed}")
+
+    with bar:
+        yield show

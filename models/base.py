@@ -148,6 +148,9 @@ class Variant(nn.Module, ABC):
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of reduced systems with the settings that make them."""
     search_spaces: ClassVar[SearchSpaces] = {}
+    zero_3: ClassVar[bool] = False
+    """Whether every weight is used only within the forward of the module that owns it, which is
+    what lets ZeRO 3 spread the weights themselves over the workers."""
 
     def __init__(self, config: Any, facts: Facts):
         super().__init__()

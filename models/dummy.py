@@ -37,6 +37,7 @@ class Dummy(DialogueVariant):
     paper = "none: a stand-in for tests"
     Config = DummyConfig
     presets: ClassVar = {"tiny": {}, "small": {}, "paper": {}}
+    zero_3 = True
 
     def __init__(self, config: DummyConfig, facts: Facts):
         super().__init__(config, facts)

@@ -1,4 +1,4 @@
-"""Settings by name: a variant's configuration from a preset and what a user types after `--set`."""
+"""Names that users type: variants, and settings after `--set`, checked and typed."""
 
 import dataclasses
 import json
@@ -22,14 +22,6 @@ def find_variant(name: str) -> tuple[type[Variant], Mapping[str, Any]]:
     if name not in known:
         raise UsageError(unknown("variant", name, known))
     return known[name]
-
-
-def configure(name: str, preset: str = "small", changes: Mapping[str, Any] | None = None) -> Any:
-    """The configuration of a variant: its defaults, the preset, the ablation, then the changes."""
-    variant, fixed = find_variant(name)
-    if preset not in variant.presets:
-        raise UsageError(unknown("preset", preset, variant.presets))
-    return with_changes(variant.Config(), {**variant.presets[preset], **fixed, **(changes or {})})
 
 
 def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:

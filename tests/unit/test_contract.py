@@ -6,8 +6,9 @@ from torch import nn
 
 from attune.models.multitask import MultiTransformer
 from attune.models.transformer import Transformer
-from attune.platform import runs, settings
+from attune.platform import runs
 from attune.platform.corpora.labels import EMOTIONS
+from attune.platform.training import settings
 from tests import contract
 
 
@@ -89,7 +90,7 @@ def faulty(vocabulary, monkeypatch):
     def make(variant):
         monkeypatch.setattr("attune.models.VARIANTS", {"faulty": f"{__name__}:{variant.__name__}"})
         monkeypatch.setattr("attune.platform.settings.VARIANTS", {"faulty": "here"})
-        config = settings.configure("faulty", "tiny")
+        config = settings.configure("faulty", "tiny")[0]
         return runs.build("faulty", config, vocabulary, EMOTIONS)
 
     return make

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("platform", "models", "jobs", "ui")
+FOLDERS = ("platform", "models", "jobs", "ui", "infra")
 MAY_IMPORT = {
     "models": {"models"},
     "platform": {"platform", "models"},
     "ui": {"ui", "platform", "models"},
     "jobs": {"jobs", "ui", "platform", "models"},
+    "infra": set(),
 }
 
 
@@ -102,7 +103,7 @@ def test_wheel_holds_the_code_and_the_material(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".yaml"):
+            if path.suffix in (".py", ".yaml", ".json"):
                 assert f"attune/{path.relative_to(ROOT)}" in names
     assert "attune/platform/__init__.py" not in names
     assert not any(name.startswith("tests") for name in names)

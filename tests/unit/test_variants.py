@@ -7,8 +7,9 @@ import pytest
 
 from attune.models import VARIANTS, all_variants, load
 from attune.models.base import DialogueVariant
-from attune.platform import settings
 from attune.platform.errors import UsageError
+from attune.platform.settings import PRESETS
+from attune.platform.training import settings
 from tests import contract
 
 NAMES = sorted(all_variants())
@@ -75,7 +76,7 @@ def test_the_same_seed_builds_the_same_model(build):
 def test_what_a_variant_says_of_itself_is_true(name):
     variant = load(name)
     fields = {field.name for field in dataclasses.fields(variant.Config)}
-    assert set(variant.presets) == set(settings.PRESETS)
+    assert set(variant.presets) == set(PRESETS)
     for preset in variant.presets:
         settings.configure(name, preset)
     for ablation, fixed in variant.ablations.items():
@@ -90,9 +91,9 @@ def test_what_a_variant_says_of_itself_is_true(name):
 
 
 def test_settings_are_typed():
-    config = settings.configure("multi-trs", "tiny", {"width": "64", "tied": "false"})
+    config = settings.configure("multi-trs", "tiny", {"width": "64", "tied": "false"})[0]
     assert (config.width, config.tied) == (64, False)
-    assert settings.configure("multi-trs", "tiny", {"dropout": "0"}).dropout == 0.0
+    assert settings.configure("multi-trs", "tiny", {"dropout": "0"})[0].dropout == 0.0
     for changes, message in (
         ({"widht": "64"}, "unknown setting 'widht': did you mean 'width'"),
         ({"width": "wide"}, "width=wide: int is expected"),

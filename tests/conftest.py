@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from attune.models.base import Batch
-from attune.platform import runs, settings
+from attune.platform import runs
 from attune.platform.batches import Ragged, encode
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import prepare, read_samples
 from attune.platform.text.vocabulary import Vocabulary
+from attune.platform.training import settings
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +55,7 @@ def batch(columns):
 @pytest.fixture(scope="session")
 def build(vocabulary):
     def make(name, preset="tiny", **changes):
-        config = settings.configure(name, preset, changes)
+        config = settings.configure(name, preset, changes)[0]
         return runs.build(name, config, vocabulary, EMOTIONS)
 
     return make

@@ -1,0 +1,1 @@
+"""Cluster, container and service definitions, and the settings of DeepSpeed, as data."""

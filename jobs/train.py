@@ -1,0 +1,175 @@
+"""`attune train`: one variant, one or several seeds, on this machine or in a cluster."""
+
+import statistics
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from attune.jobs import options
+from attune.jobs.console import Json, console, print_json, training_progress
+from attune.platform.errors import UsageError
+
+
+def train(
+    variant: Annotated[str, typer.Argument(metavar="VARIANT", help="See `attune variants`.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bundled|DIR", help="The bundled corpus, or a folder by `attune data prepare`.",
+            show_default="bundled",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="tiny|small|paper", show_default="small")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE",
+            help="A setting of the variant or of training; `attune variants VARIANT` lists them.",
+        ),
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Begin with this run's weights and words.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share each batch.", show_default="1")
+    ] = None,
+    zero: Annotated[
+        int | None,
+        typer.Option(min=0, max=3, help="DeepSpeed's ZeRO stage.", show_default="0"),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, max=2**32 - 1, help="Of weights, order and noise.", show_default="0"),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="A run for each seed, and their mean.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps at most, all stages together.")
+    ] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Minutes at most, all stages together.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The run's name.", show_default="<variant>-<data>-<n>")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run of that --name (or the variant's latest) from its last "
+            "checkpoint; begin it where there is none.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Train a variant; Ctrl-C keeps a checkpoint, and --resume goes on from there.
+
+    Examples:
+
+    - `attune train multi-trs`
+    - `attune train multi-trs --data data/ed --preset paper --workers 2 --max-minutes 60`
+    - `attune train transformer --set learning_rate=5e-4 --set tied=true --seeds 1,2,3`
+    - `attune train multi-trs --name mine --resume`
+    """
+    if seed is not None and seeds is not None:
+        raise UsageError("--seed and --seeds exclude each other")
+    asked: dict[str, Any] = {
+        "data": data, "preset": preset, "changes": options.changes(settings), "init": init,
+        "workers": workers, "zero": zero, "max_steps": max_steps, "max_minutes": max_minutes,
+    }  # fmt: skip
+    asked = {key: value for key, value in asked.items() if value}
+    numbers = _seeds(seeds) if seeds is not None else [seed]
+    screen = console(as_json)
+    found = []
+    for number in numbers:
+        label = f"{name}-seed{number}" if name and len(numbers) > 1 else name
+        run = _run(variant, label, number, asked, resume)
+        screen.print(f"run {run.name} in {run.folder}", markup=False)
+        found.append(_trained(run, screen))
+    results = [_result(run) for run in found]
+    _show(screen, results)
+    for run in found:
+        if run.status == "stopped":
+            screen.print(f"stopped: go on with 'attune train {variant} --name {run.name} --resume'")
+    if as_json:
+        print_json(results[0] if seeds is None else _together(results))
+    if any(run.status == "stopped" for run in found):
+        raise typer.Exit(130)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {text}: write them as 1,2,3") from None
+    if len(set(numbers)) != len(numbers) or min(numbers) < 0:
+        raise UsageError(f"--seeds {text}: different numbers from 0 on are expected")
+    return numbers
+
+
+def _run(
+    variant: str, name: str | None, seed: int | None, asked: dict[str, Any], resume: bool
+) -> Any:
+    from attune.platform.settings import find_variant
+    from attune.platform.training import start
+
+    find_variant(variant)
+    given = {} if seed is None else {"seed": seed}
+    if resume:
+        run = start.begun(variant, name, {**asked, **given})
+        if run is not None:
+            return run
+    return start.new_run(variant, name=name, **asked, **given)
+
+
+def _trained(run: Any, screen: Console) -> Any:
+    from attune.platform.training import driver
+
+    with training_progress(screen) as show:
+        return driver.train(run, show)
+
+
+def _result(run: Any) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "checkpoint": str(run.model),
+        "steps": run.result.get("steps"),
+        "seconds": run.result.get("seconds"),
+        "metrics": run.result.get("metrics", {}),
+    }
+
+
+def _together(results: list[dict[str, Any]]) -> dict[str, Any]:
+    names = [n for n in results[0]["metrics"] if all(n in r["metrics"] for r in results)]
+    values = {n: [r["metrics"][n] for r in results] for n in names}
+    return {
+        "runs": results,
+        "mean": {n: statistics.fmean(v) for n, v in values.items()},
+        "std": {n: statistics.stdev(v) if len(v) > 1 else 0.0 for n, v in values.items()},
+    }
+
+
+def _show(screen: Console, results: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    names = list(dict.fromkeys(name for r in results for name in r["metrics"]))
+    for column in ("run", "steps", "seconds", *names):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for result in results:
+        numbers = (f"{result['metrics'][n]:.4g}" if n in result["metrics"] else "" for n in names)
+        seconds = "" if result["seconds"] is None else f"{result['seconds']:.0f}"
+        table.add_row(result["name"], str(result["steps"] or ""), seconds, *numbers)
+    screen.print(table)
+
+
+if __name__ == "__main__":
+    from attune.jobs import cli
+
+    sys.argv.insert(1, "train")
+    cli.main()

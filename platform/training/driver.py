@@ -1,0 +1,150 @@
+"""The process that a user starts: makes sure of the run, starts the workers, tracks, finishes."""
+
+import fcntl
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from attune.models.base import DialogueVariant
+from attune.platform import cluster, tracking
+from attune.platform.corpora.prepare import read_manifest, read_samples
+from attune.platform.errors import UsageError
+from attune.platform.serving import Responder
+from attune.platform.settings import find_variant
+from attune.platform.store import Run
+from attune.platform.training.loop import PLAN, RESULT
+from attune.platform.training.metrics_file import read_lines
+
+SAMPLE_ANSWERS = 20
+SECONDS_TO_SEND = 60.0
+"""How long to wait at the end for a tracking server that does not answer."""
+
+Show = Callable[[dict[str, Any]], None]
+"""Called with each logged line, and with `{"message": ...}`."""
+
+
+def train(run: Run, show: Show = lambda _: None) -> Run:
+    """Train a run, or go on with it; Ctrl-C and SIGTERM keep a checkpoint and end it."""
+    with _alone(run):
+        run.stop_file.unlink(missing_ok=True)
+        (run.folder / RESULT).unlink(missing_ok=True)
+        if run.run_id is None:
+            run = tracking.start(run, read_manifest(Path(run.data["folder"])))
+        else:
+            tracking.reopen(run)
+        run = run.changed(status="running")
+        sender = tracking.Sender(run)
+        with sender:
+            failure = _watched(run, show)
+        unsent = sender.close(SECONDS_TO_SEND)
+        run = _ended(run, failure)
+        tracking.finish(run, sample_answers(run))
+        if unsent:
+            show({"message": _later(run, unsent)})
+        if failure is not None:
+            raise failure
+    return run
+
+
+@contextmanager
+def _alone(run: Run) -> Iterator[None]:
+    """Nobody else may train the same run at the same time; the lock goes with the process."""
+    with (run.folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"run '{run.name}' is being trained by another process") from None
+        yield
+
+
+def _watched(run: Run, show: Show) -> BaseException | None:
+    """Run the workers while showing what they log; what went wrong, if anything."""
+    failures: list[BaseException] = []
+
+    def fit() -> None:
+        try:
+            cluster.fit(run)
+        except BaseException as error:
+            failures.append(error)
+
+    cluster.connect()
+    thread = threading.Thread(target=fit, name="fit", daemon=True)
+    thread.start()
+    lines = _Lines(run)
+    while thread.is_alive():
+        try:
+            thread.join(0.25)
+            lines.show(show)
+        except (KeyboardInterrupt, SystemExit):
+            if run.stop_file.exists():  # asked twice: at once, then
+                raise
+            run.stop_file.touch()
+            show({"message": "stopping after this step, with a checkpoint; again to stop at once"})
+    lines.show(show)
+    return failures[0] if failures else None
+
+
+class _Lines:
+    """Shows each line of a run's metrics and log once."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.seen = {path: len(read_lines(path)) for path in self._files()}
+        self.planned = False
+
+    def show(self, show: Show) -> None:
+        if not self.planned and (self.run.folder / PLAN).exists():
+            show(json.loads((self.run.folder / PLAN).read_text(encoding="utf-8")))
+            self.planned = True
+        for path in self._files():
+            lines = read_lines(path)
+            for line in lines[self.seen[path] :]:
+                show(json.loads(line) if path.suffix == ".jsonl" else {"message": line})
+            self.seen[path] = len(lines)
+
+    def _files(self) -> tuple[Path, Path]:
+        return self.run.metrics_file, cluster.log_file(self.run)
+
+
+def _ended(run: Run, failure: BaseException | None) -> Run:
+    path = run.folder / RESULT
+    if failure is None and path.exists():
+        return run.changed(status="finished", result=json.loads(path.read_text(encoding="utf-8")))
+    return run.changed(status="failed" if failure is not None else "stopped")
+
+
+def _later(run: Run, unsent: int) -> str:
+    return (
+        f"{unsent} logged lines could not be sent to {run.tracking}; they are kept in "
+        f"{run.metrics_file} and are sent by 'attune runs --send' once it answers"
+    )
+
+
+def sample_answers(run: Run) -> pl.DataFrame | None:
+    """What the model says to some of valid's contexts."""
+    variant, _ = find_variant(run.variant)
+    if not run.model.is_dir() or not issubclass(variant, DialogueVariant):
+        return None
+    samples = read_samples(Path(run.data["folder"]), "valid")
+    samples = samples.sample(min(SAMPLE_ANSWERS, samples.height), seed=0)
+    answers = Responder(run.model).respond(samples["context"].to_list())
+    predicted = [
+        max(answer.explanation.emotion, key=answer.explanation.emotion.__getitem__)
+        if answer.explanation.emotion
+        else None
+        for answer in answers
+    ]
+    return pl.DataFrame(
+        {
+            "context": samples["context"].list.join(" / "),
+            "response": samples["response"],
+            "answer": [answer.text for answer in answers],
+            "emotion": samples["emotion"],
+            "predicted_emotion": pl.Series(predicted, dtype=pl.String),
+        }
+    )

@@ -1,0 +1,458 @@
+"""The one training loop: follows a variant's stages, looks at valid, keeps the best, resumes.
+
+Whatever a step draws at random is seeded by the run's seed, the stage, the step and the worker, and
+the data's order depends on the seed and the step alone. So a run that goes on from a checkpoint
+does exactly what it would have done.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from torch import Tensor
+
+from attune.models.base import (
+    PAIRED,
+    Batch,
+    Batches,
+    DialogueVariant,
+    Losses,
+    Progress,
+    Stage,
+    Update,
+    Variant,
+)
+from attune.platform import runs
+from attune.platform.batches import Columns, Loaded, Stream
+from attune.platform.store import Run
+from attune.platform.training import checkpoints
+from attune.platform.training.checkpoints import Standing
+from attune.platform.training.engine import Engine, Player, to_universal
+from attune.platform.training.metrics_file import MetricsFile
+from attune.platform.training.schedules import rate
+from attune.platform.training.settings import TrainingConfig
+
+PLAN, RESULT = "plan.json", "result.json"
+VALID_TOKENS = 8192  # of a batch in evaluation
+CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Worker:
+    """Which of the workers this process is, and where it computes."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = CPU
+
+    @property
+    def first(self) -> bool:
+        """Whether to do what only one may do: log, save, write."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for the others."""
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Over the workers."""
+        if self.world_size > 1:
+            torch.distributed.all_reduce(values)
+            values = values / self.world_size
+        return values
+
+    def agreed(self, flag: bool) -> bool:
+        """What the first worker says: all must stop at the same step."""
+        if self.world_size == 1:
+            return flag
+        said = torch.tensor([float(flag)], device=self.device)
+        torch.distributed.broadcast(said, src=0)
+        return bool(said.item())
+
+
+class Training:
+    """One run, from its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: runs.Model,
+        data: Mapping[str, Columns],
+        valid: Columns,
+        worker: Worker = Worker(),  # noqa: B008
+    ):
+        self.run, self.model, self.valid, self.worker = run, model, valid, worker
+        self.training = TrainingConfig(**run.training)
+        self.variant = model.variant.to(worker.device)
+        self.stages = self.variant.stages()
+        self.streams = {
+            name: Stream(
+                columns,
+                size=self.training.batch_size,
+                by=self.training.batch_by,
+                seed=run.seed,
+                rank=worker.rank,
+                world_size=worker.world_size,
+            )
+            for name, columns in data.items()
+        }
+
+    def go(self) -> bool:
+        """Train to the end; False where the run was asked to stop before."""
+        standing, found = self._resumed()
+        if self.worker.first:
+            self.metrics = MetricsFile(self.run.metrics_file, standing.total)
+            steps = {stage.name: self.steps_of(n) for n, stage in enumerate(self.stages)}
+            _write(self.run.folder / PLAN, {"steps": steps, "done": standing.total})
+        while standing.stage < len(self.stages):
+            standing = self._stage(standing, found)
+            if not standing.stage_over:
+                return False
+            found = None
+            if standing.stage + 1 == len(self.stages):
+                break
+            standing = Standing(
+                stage=standing.stage + 1,
+                total=standing.total,
+                total_seconds=standing.total_seconds,
+                workers=standing.workers,
+                zero=standing.zero,
+            )
+            self._checkpoint(standing, {})
+        self._write_result(standing)
+        return True
+
+    def steps_of(self, number: int) -> int:
+        """How many rounds a stage may take: its share of the run's, at least one."""
+        whole = self.run.max_steps or self._epochs_in_steps()
+        shares = [stage.share for stage in self.stages]
+        return max(1, round(whole * shares[number] / sum(shares)))
+
+    def _epochs_in_steps(self) -> int:
+        # An epoch of the paired stream; a round draws one batch for each of its updates.
+        draws = max(_draws(stage) for stage in self.stages)
+        return max(1, self.training.max_epochs * len(self.streams[PAIRED].plan(0)) // draws)
+
+    def _stage(self, standing: Standing, found: Path | None) -> Standing:
+        """A stage from where it stands; the variant then has the stage's best weights."""
+        stage, steps = self.stages[standing.stage], self.steps_of(standing.stage)
+        if standing.stage_over:  # it had ended when the run was interrupted
+            self._load_best(standing.stage)
+            return standing
+        engines = self._engines(stage, standing, found)
+        batches = {name: self._batches(name, stage, standing) for name in stage.streams}
+        saved = standing.total
+        started, seconds = time.monotonic(), standing.seconds
+        total_seconds = standing.total_seconds
+        self.variant.train()
+        stopped = False
+        while not standing.stage_over and not stopped:
+            epoch_ended = self._round(stage, standing, steps, engines, batches)
+            elapsed = time.monotonic() - started
+            standing = dataclasses.replace(
+                standing,
+                step=standing.step + 1,
+                total=standing.total + 1,
+                seconds=seconds + elapsed,
+                total_seconds=total_seconds + elapsed,
+            )
+            over, stopped = self._limits(standing, steps)
+            if over or self._due(self.training.evaluate_every, standing.total, epoch_ended):
+                standing = self._evaluated(stage, standing)
+                over = over or 0 < self.training.patience <= standing.waited
+                standing = dataclasses.replace(standing, stage_over=over)
+                due = True
+            else:
+                due = self._due(self.training.checkpoint_every, standing.total, False)
+            if due or stopped:
+                self._checkpoint(standing, engines)
+                saved = standing.total
+        assert saved == standing.total
+        for engine in engines.values():
+            engine.close()
+        for stream in batches.values():
+            stream.close()  # type: ignore[attr-defined]
+        if standing.stage_over:
+            self._load_best(standing.stage)
+        return standing
+
+    def _round(
+        self, stage: Stage, standing: Standing, steps: int, engines: Mapping[str, Engine],
+        batches: Mapping[str, Iterator[Loaded]],
+    ) -> bool:  # fmt: skip
+        """All updates of a stage once; whether an epoch of the paired stream ended with it."""
+        progress = Progress(step=standing.step, share=standing.step / steps)
+        learning_rate = rate(self.training, standing.step, steps)
+        terms: dict[str, Tensor] = {}
+        total = torch.zeros(())
+        samples = 0
+        epoch_ended = False
+        started = time.monotonic()
+        torch.manual_seed(_seed(self.run.seed, standing, self.worker.rank))
+        for update in stage.updates:
+            for _ in range(update.repeat):
+                loaded = {name: next(stream) for name, stream in batches.items()}
+                epoch_ended |= loaded[stage.streams[0]].following.batch == 0
+                samples += round(loaded[stage.streams[0]].batch.samples * self.worker.world_size)
+                with trainable_only(self.variant, stage.players[update.player]):
+                    found = self._update(engines, update, loaded, progress, learning_rate)
+            terms.update(found)
+            total = total + total_loss(update, found).cpu()
+        if (standing.total + 1) % self.training.log_every == 0 or standing.step == 0:
+            self._log(standing, terms, total, learning_rate, samples, time.monotonic() - started)
+        return epoch_ended
+
+    def _update(
+        self, engines: Mapping[str, Engine], update: Update, loaded: Mapping[str, Loaded],
+        progress: Progress, learning_rate: float,
+    ) -> Losses:  # fmt: skip
+        """One optimizer step; the terms of the whole batch, this worker's share."""
+        engine = engines[update.player]
+        sums: Losses = {}
+        for part in self._parts({name: one.batch for name, one in loaded.items()}):
+            terms = engine(update.losses, part, progress)
+            engine.backward(total_loss(update, terms))
+            engine.step(learning_rate)
+            for name, term in terms.items():
+                sums[name] = (
+                    sums.get(name, 0.0) + term.detach().float() / self.training.accumulation
+                )
+        return sums
+
+    def _parts(self, batches: Batches) -> Iterator[Batches]:
+        """A batch cut for accumulation: the mean over the parts is the whole batch's loss."""
+        count = self.training.accumulation
+        public = self.training.loss_scale == "public"
+        for place in range(count):
+            yield {
+                name: Batch(
+                    tensors={n: t[place::count] for n, t in batch.tensors.items()},
+                    samples=batch.samples / count,
+                    tokens=(1 / self.worker.world_size if public else batch.tokens) / count,
+                ).to(self.worker.device)
+                for name, batch in batches.items()
+            }
+
+    def _batches(self, name: str, stage: Stage, standing: Standing) -> Iterator[Loaded]:
+        stream = self.streams[name]
+        return stream.batches(stream.position(standing.step * _draws(stage)))
+
+    def _limits(self, standing: Standing, steps: int) -> tuple[bool, bool]:
+        """Whether the stage is over, and whether the run is to stop before its end."""
+        shares = [stage.share for stage in self.stages]
+        minutes = (self.run.max_minutes or math.inf) * shares[standing.stage] / sum(shares)
+        over = standing.step >= steps
+        if self.run.max_minutes is not None:
+            over = self.worker.agreed(over or standing.seconds >= 60 * minutes)
+        return over, self.worker.agreed(self.run.stop_file.exists())
+
+    @staticmethod
+    def _due(every: int, total: int, otherwise: bool) -> bool:
+        return total % every == 0 if every else otherwise
+
+    def _log(
+        self, standing: Standing, terms: Losses, total: Tensor, learning_rate: float, samples: int,
+        seconds: float,
+    ) -> None:  # fmt: skip
+        names = sorted(terms)
+        values = torch.stack([total, *(terms[name].cpu() for name in names)])
+        values = self.worker.mean(values)
+        if self.worker.first:
+            found = dict(zip(("loss", *names), values.tolist(), strict=True))
+            speed = {"samples_per_second": samples / seconds, "learning_rate": learning_rate}
+            self.metrics.add(standing.total + 1, {**found, **speed, "stage": standing.stage})
+
+    def _evaluated(self, stage: Stage, standing: Standing) -> Standing:
+        """Look at valid, and keep the model if it is the stage's best so far."""
+        found = evaluate(self.variant, stage, self.valid, self.worker)
+        if self.worker.first:
+            self.metrics.add(standing.total, found)
+        value = found[stage.metric]
+        value = -value if "accuracy" in stage.metric else value
+        if standing.best is not None and not value < standing.best:
+            return dataclasses.replace(standing, waited=standing.waited + 1)
+        if self.worker.first:
+            _replace(self._best_of(standing.stage), lambda folder: runs.save(self.model, folder))
+        return dataclasses.replace(
+            standing, best=value, best_step=standing.total, best_metrics=found, waited=0
+        )
+
+    def _best_of(self, number: int) -> Path:
+        """The last stage's best is the run's model."""
+        if number + 1 == len(self.stages):
+            return self.run.model
+        return self.run.folder / f"best-{self.stages[number].name}"
+
+    def _load_best(self, number: int) -> None:
+        self.worker.barrier()
+        best = runs.load(self._best_of(number)).variant
+        self.variant.load_state_dict(best.state_dict())
+        self.variant.to(self.worker.device)
+
+    def _engines(self, stage: Stage, standing: Standing, found: Path | None) -> dict[str, Engine]:
+        folder, universal = None, False
+        if found is not None and standing.step:
+            folder = found / checkpoints.ENGINES
+            # What is partitioned among workers must be put together for another number of them.
+            universal = standing.zero > 0 and standing.workers != self.worker.world_size
+        if universal and folder is not None:
+            folder = self._universal(stage, folder)
+        engines = {}
+        for player, parts in stage.players.items():
+            engine = Engine(
+                Player(self.variant, parts), self.training, zero=self.run.zero, universal=universal
+            )
+            if folder is not None:
+                engine.load(folder, player)
+            engines[player] = engine
+        return engines
+
+    def _universal(self, stage: Stage, folder: Path) -> Path:
+        into = self.run.folder / "universal"
+        if self.worker.first:
+            shutil.rmtree(into, ignore_errors=True)
+            for player in stage.players:
+                to_universal(folder, player, into)
+        self.worker.barrier()
+        return into
+
+    def _resumed(self) -> tuple[Standing, Path | None]:
+        """Where to go on, and the checkpoint with the state to go on from."""
+        found = checkpoints.last_good(self.run.checkpoints, self._report)
+        if found is None:
+            return Standing(workers=self.worker.world_size, zero=self.run.zero), None
+        checkpoints.load_weights(found, self.variant)
+        standing = checkpoints.standing_of(found)
+        self._report(f"going on from step {standing.total:,}")
+        return standing, found
+
+    def _checkpoint(self, standing: Standing, engines: Mapping[str, Engine]) -> None:
+        def save_engines(folder: Path) -> None:
+            for player, engine in engines.items():
+                engine.save(folder, player)
+
+        here = dataclasses.replace(standing, workers=self.worker.world_size, zero=self.run.zero)
+        checkpoints.write(
+            self.run.checkpoints,
+            here,
+            self.variant,
+            save_engines=save_engines,
+            first=self.worker.first,
+            barrier=self.worker.barrier,
+        )
+
+    def _write_result(self, standing: Standing) -> None:
+        if not self.worker.first:
+            return
+        result = {
+            "steps": standing.total,
+            "seconds": standing.total_seconds,
+            "best_step": standing.best_step,
+            "metrics": standing.best_metrics,
+        }
+        _write(self.run.folder / RESULT, result)
+
+    def _report(self, message: str) -> None:
+        if self.worker.first:
+            with (self.run.folder / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(message + "\n")
+
+
+def total_loss(update: Update, terms: Losses) -> Tensor:
+    """The weighted sum that an update descends."""
+    total = sum(weight * terms[name] for name, weight in update.weights.items())
+    assert isinstance(total, Tensor)
+    return total
+
+
+@contextmanager
+def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
+    """Freeze what is not a player's own: DeepSpeed is silently wrong or raises otherwise."""
+    own = {id(p) for part in parts for p in getattr(variant, part).parameters()}
+    frozen = [p for p in variant.parameters() if id(p) not in own and p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+@torch.no_grad()
+def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -> dict[str, float]:
+    """A stage's loss terms, perplexity and accuracies on valid, the work shared by all workers.
+
+    A batch is told the counts of the whole split to divide by, so its terms add up to the split's.
+    """
+    trained = variant.training
+    variant.eval()
+    stream = Stream(
+        columns, size=VALID_TOKENS, by="tokens", shuffle=False,
+        rank=worker.rank, world_size=worker.world_size,
+    )  # fmt: skip
+    samples, tokens = len(stream.response_lengths), float(stream.response_lengths.sum())
+    labelled = float((np.asarray(columns["emotion"]) >= 0).sum())
+    sums: dict[str, Tensor] = {}
+
+    def add(name: str, value: Tensor) -> None:
+        sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu()
+
+    for part in stream.epoch():
+        batch = dataclasses.replace(part, samples=float(samples), tokens=tokens).to(worker.device)
+        torch.manual_seed(int(batch["index"][0]))
+        for update in stage.updates:
+            terms = getattr(variant, update.losses)({PAIRED: batch}, Progress(share=1.0))
+            for name, term in terms.items():
+                add(f"valid_{name}", term)
+            add("valid_loss", total_loss(update, terms))
+        if isinstance(variant, DialogueVariant):
+            add("log_likelihood", variant.log_likelihood(batch).sum() / tokens)
+        for name, predicted in variant.predict(batch).items():
+            right = predicted.argmax(dim=-1) == batch[name]
+            add(f"valid_{name}_accuracy", right.sum() / max(labelled, 1.0))
+    variant.train(trained)
+    names = sorted(sums)
+    values = worker.mean(torch.stack([sums[name] for name in names])) * worker.world_size
+    found = dict(zip(names, values.tolist(), strict=True))
+    if "log_likelihood" in found:
+        found["valid_perplexity"] = math.exp(min(-found.pop("log_likelihood"), 700.0))
+    return found
+
+
+def _draws(stage: Stage) -> int:
+    return sum(update.repeat for update in stage.updates)
+
+
+def _seed(seed: int, standing: Standing, rank: int) -> int:
+    words = np.random.SeedSequence([seed, standing.stage, standing.step, rank])
+    return int(words.generate_state(1, np.uint64)[0])
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content), encoding="utf-8")
+    new.replace(path)
+
+
+def _replace(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder beside the one it replaces, then change places."""
+    new = folder.with_name(f".{folder.name}.new")
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(new, ignore_errors=True)
+    write(new)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.replace(old)
+    new.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,104 @@
+"""How a run is trained: the settings that all variants share, by the names of `--set`."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from attune.models.base import Between, Choice
+from attune.platform.errors import UsageError, unknown
+from attune.platform.settings import find_variant, with_changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Data, optimizer, schedule, and when to look, keep and stop."""
+
+    batch_size: int = 32
+    """Samples (or tokens, see batch_by) of a batch, all workers together."""
+    batch_by: Literal["samples", "tokens"] = "samples"
+    """What batch_size counts."""
+    accumulation: int = 1
+    """Parts that a batch is computed in, one after another, to save memory; changes no result."""
+    learning_rate: float = 1e-3
+    """The highest rate, whatever the schedule."""
+    schedule: Literal["constant", "noam", "linear", "cosine"] = "constant"
+    """How the rate falls after the warm-up: not, as 1 / sqrt(step), in a line or a wave to 0."""
+    warmup_steps: int = 0
+    """Updates in which the rate rises from 0."""
+    adam_beta1: float = 0.9
+    """Memory of Adam's mean."""
+    adam_beta2: float = 0.999
+    """Memory of Adam's variance."""
+    adam_epsilon: float = 1e-8
+    """Adam's guard against division by nothing."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay (AdamW); with 0 it is Adam."""
+    gradient_clipping: float = 1.0
+    """Largest norm of a player's gradient; 0 does not clip."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Type of weights and activations; bf16 is for GPUs."""
+    loss_scale: Literal["mean", "public"] = "mean"
+    """`public` sums token terms over the batch, as the papers' code does, and so weighs the
+    emotion far less than the papers say."""
+    max_epochs: int = 12
+    """Passes through the data at most, all stages together."""
+    evaluate_every: int = 0
+    """Steps between looks at valid; 0 looks once an epoch."""
+    patience: int = 3
+    """Looks without improvement after which a stage ends; 0 never ends early."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 makes one at each look."""
+    log_every: int = 10
+    """Steps between logged losses."""
+    max_context: int | None = None
+    """Context tokens to keep, counted from the end."""
+    vocabulary_size: int | None = None
+    """Tokens to know at most; the rest is `<unk>`."""
+    min_count: int = 1
+    """Occurrences in train that a token needs to be known."""
+    word_vectors: str | None = None
+    """A file of word vectors (GloVe's text form, may be packed) to begin with."""
+
+
+SEARCH_SPACES: Mapping[str, Mapping[str, Choice | Between]] = {
+    "optimizer": {
+        "learning_rate": Between(low=1e-4, high=3e-3, scale="loguniform"),
+        "batch_size": Choice(values=(16, 32, 64, 128)),
+        "weight_decay": Between(low=1e-4, high=0.1, scale="loguniform"),
+        "schedule": Choice(values=("constant", "noam", "linear", "cosine")),
+        "gradient_clipping": Choice(values=(0.0, 0.5, 1.0, 2.0)),
+    }
+}
+"""Common to all variants."""
+
+_POSITIVE = ("batch_size", "accumulation", "max_epochs", "log_every", "min_count")
+
+
+def configure(
+    name: str, preset: str = "small", changes: Mapping[str, Any] | None = None
+) -> tuple[Any, TrainingConfig]:
+    """A variant's configuration and how it is trained: defaults, preset, ablation, changes."""
+    variant, fixed = find_variant(name)
+    if preset not in variant.presets:
+        raise UsageError(unknown("preset", preset, variant.presets))
+    model_keys = {field.name for field in dataclasses.fields(variant.Config)}
+    training_keys = {field.name for field in dataclasses.fields(TrainingConfig)}
+    wanted = {**variant.presets[preset], **fixed, **(changes or {})}
+    for key in wanted:
+        if key not in model_keys | training_keys:
+            raise UsageError(unknown("setting", key, model_keys | training_keys))
+    config = with_changes(variant.Config(), {k: v for k, v in wanted.items() if k in model_keys})
+    training = with_changes(
+        TrainingConfig(), {k: v for k, v in wanted.items() if k in training_keys}
+    )
+    _check(training)
+    return config, training
+
+
+def _check(training: TrainingConfig) -> None:
+    for field in dataclasses.fields(training):
+        value = getattr(training, field.name)
+        lowest = 1 if field.name in _POSITIVE else 0
+        if isinstance(value, int | float) and not value >= lowest:
+            raise UsageError(f"{field.name}={value}: at least {lowest} is expected")

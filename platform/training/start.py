@@ -1,0 +1,215 @@
+"""From what a user asks for to a run's folder, and from the folder to what a worker trains."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from safetensors.torch import load_file
+
+from attune.models.base import PAIRED, Variant
+from attune.platform import runs, store
+from attune.platform.batches import Columns, Layout, encode
+from attune.platform.corpora.labels import EMOTIONS
+from attune.platform.corpora.prepare import TOKENS, find_data, read_manifest, read_samples
+from attune.platform.errors import UsageError
+from attune.platform.settings import find_variant, with_changes
+from attune.platform.store import Run
+from attune.platform.text.vocabulary import Vocabulary
+from attune.platform.text.word_vectors import load_word_vectors
+from attune.platform.training.settings import TrainingConfig, configure
+
+
+def new_run(
+    variant: str,
+    *,
+    data: str = "bundled",
+    preset: str = "small",
+    changes: Mapping[str, Any] | None = None,
+    init: str | None = None,
+    workers: int = 1,
+    zero: int = 0,
+    seed: int = 0,
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    name: str | None = None,
+) -> Run:
+    """Check all that was asked for, then make the run's folder with its vocabulary."""
+    config, training = configure(variant, preset, changes)
+    check_zero(find_variant(variant)[0], variant, zero)
+    first = None if init is None else store.find(init)
+    if first is not None and not first.model.is_dir():
+        raise UsageError(f"run '{first.name}' has no model to begin with yet")
+    if training.word_vectors and not Path(training.word_vectors).is_file():
+        raise UsageError(f"word_vectors={training.word_vectors}: there is no such file")
+    folder = find_data(data)
+    manifest = read_manifest(folder)
+    data_name = data if data == "bundled" else folder.name
+    name = name or store.new_name(variant, data_name)
+    store.check_name(name)
+    run = Run(
+        name=name,
+        folder=store.folder_of_runs() / name,
+        variant=variant,
+        preset=preset,
+        config=dataclasses.asdict(config),
+        training=dataclasses.asdict(training),
+        data={"name": data_name, "folder": str(folder.absolute()), "hash": manifest["hash"]},
+        seed=seed,
+        workers=workers,
+        zero=zero,
+        max_steps=max_steps,
+        max_minutes=max_minutes,
+        init=None if first is None else str(first.model),
+        command=" ".join(["attune", *sys.argv[1:]]),
+        commit=commit(),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+    if (run.folder / store.RECORD).exists():
+        raise UsageError(
+            f"a run named '{name}' exists already: choose another --name, or go on with it by "
+            f"adding --resume"
+        )
+    run.folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = (
+        Vocabulary.load(first.model / runs.VOCABULARY)
+        if first is not None
+        else Vocabulary.build(
+            pl.read_parquet(folder / TOKENS),
+            min_count=training.min_count,
+            max_size=training.vocabulary_size,
+            always=EMOTIONS,
+        )
+    )
+    vocabulary.save(run.folder / runs.VOCABULARY)
+    run.write()
+    return run
+
+
+def begun(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
+    """The run to go on with: the one of that name, or the variant's latest that has not finished.
+
+    Limits and the number of workers may be other than before; the rest is what it was begun with.
+    """
+    if name is None:
+        open_runs = [r for r in store.all_runs() if r.variant == variant and r.status != "finished"]
+        if not open_runs:
+            return None
+        run = open_runs[-1]
+    elif (store.folder_of_runs() / name / store.RECORD).is_file():
+        run = store.find(name)
+    else:
+        return None
+    if run.status == "finished":
+        raise UsageError(
+            f"run '{run.name}' is finished: begin a new one, with its weights by --init {run.name}"
+        )
+    _check_same(run, variant, asked)
+    limits = ("workers", "max_steps", "max_minutes")
+    return run.changed(**{key: asked[key] for key in limits if key in asked})
+
+
+def _check_same(run: Run, variant: str, asked: Mapping[str, Any]) -> None:
+    was: dict[str, Any] = {
+        "variant": run.variant, "preset": run.preset, "seed": run.seed, "zero": run.zero,
+        **run.config, **run.training,
+    }  # fmt: skip
+    config, training = configure(run.variant, run.preset, asked.get("changes"))
+    typed = {**dataclasses.asdict(config), **dataclasses.asdict(training)}
+    wanted = {key: typed[key] for key in asked.get("changes", {})}
+    wanted.update({key: asked[key] for key in ("preset", "seed", "zero") if key in asked})
+    for key, value in {"variant": variant, **wanted}.items():
+        if was[key] != value:
+            raise UsageError(
+                f"run '{run.name}' was begun with {key}={was[key]}, not {value}: leave it out to "
+                f"go on, or begin a new run under another --name"
+            )
+
+
+def check_zero(variant: type[Variant], name: str, zero: int) -> None:
+    """ZeRO 3 takes weights apart and puts them together around a module's own forward only."""
+    if zero == 3 and not variant.zero_3:
+        raise UsageError(
+            f"'{name}' cannot be trained with --zero 3: some of its weights are used outside the "
+            f"modules that own them (shared with the output layer, say); use --zero 0, 1 or 2"
+        )
+
+
+def model_of(run: Run) -> runs.Model:
+    """The model a run begins with."""
+    vocabulary = Vocabulary.load(run.folder / runs.VOCABULARY)
+    variant, _ = find_variant(run.variant)
+    training = TrainingConfig(**run.training)
+    vectors = (
+        load_word_vectors(Path(training.word_vectors), vocabulary, seed=run.seed)
+        if training.word_vectors
+        else None
+    )
+    model = runs.build(
+        run.variant,
+        with_changes(variant.Config(), run.config),
+        vocabulary,
+        EMOTIONS,
+        vectors=vectors,
+        seed=run.seed,
+    )
+    if run.init is not None:
+        begin_with(model.variant, Path(run.init))
+    return model
+
+
+def begin_with(variant: Variant, folder: Path) -> None:
+    """Take over the weights of another model that have the same name and shape."""
+    given = load_file(folder / runs.WEIGHTS)
+    own = variant.state_dict()
+    shared = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
+    if not shared:
+        raise UsageError(f"--init {folder}: none of its weights fit this variant")
+    variant.load_state_dict(shared, strict=False)
+
+
+def data_of(run: Run, variant: Variant) -> tuple[dict[str, Columns], Columns]:
+    """The streams a variant trains on, and the paired samples it is judged by."""
+    folder = Path(run.data["folder"])
+    found = read_manifest(folder)["hash"]
+    if found != run.data["hash"]:
+        raise UsageError(
+            f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
+            f"{run.data['hash'][:12]}): prepare it as it was, or begin a new run"
+        )
+    vocabulary = Vocabulary.load(run.folder / runs.VOCABULARY)
+    layout = Layout(separators=variant.needs.separators, max_context=run.training["max_context"])
+
+    def columns(stream: str) -> Columns:
+        samples = read_samples(folder, stream)
+        return encode(samples, vocabulary, layout=layout, emotions=variant.facts.emotions)
+
+    names = {PAIRED: "train"}
+    streams = {name: columns(names.get(name, name)) for name in variant.needs.streams}
+    return streams, columns("valid")
+
+
+def commit() -> str:
+    """The commit of the source tree that runs, with `+` where it was changed; else ''."""
+    root = Path(__file__).parent
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True, text=True, check=False, env=environment,
+        )  # fmt: skip
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        tracked = git("ls-files", "--error-unmatch", Path(__file__).name)
+        if not tracked:
+            return ""
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except FileNotFoundError:  # no git here
+        return ""

@@ -1,0 +1,297 @@
+"""The training loop on real DeepSpeed engines, in one process."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from attune.models.base import PAIRED, Stage, Update, Variant
+from attune.platform import runs, store
+from attune.platform.training import checkpoints, engine, loop, start
+from attune.platform.training.engine import Engine, Player
+from attune.platform.training.loop import Training
+from attune.platform.training.metrics_file import read_metrics
+from attune.platform.training.settings import TrainingConfig
+
+SPEED = "samples_per_second"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    engine.join_workers()
+
+
+@pytest.fixture
+def begin(prepared):
+    def make(variant, name, *, max_steps, zero=0, seed=0, **changes):
+        changes = {"log_every": 1, "evaluate_every": 5, "batch_size": 8, **changes}
+        return start.new_run(
+            variant, data=str(prepared), preset="tiny", changes=changes, max_steps=max_steps,
+            name=name, zero=zero, seed=seed,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def few_valid_samples(monkeypatch):
+    """Looking at all of valid would take most of the time."""
+    real = start.data_of
+
+    def fewer(run, variant):
+        streams, _ = real(run, variant)
+        samples = start.read_samples(start.Path(run.data["folder"]), "valid").head(40)
+        vocabulary = start.Vocabulary.load(run.folder / runs.VOCABULARY)
+        return streams, start.encode(samples, vocabulary, emotions=variant.facts.emotions)
+
+    monkeypatch.setattr(start, "data_of", fewer)
+
+
+def go(run):
+    model = start.model_of(run)
+    data, valid = start.data_of(run, model.variant)
+    return Training(run, model, data, valid).go()
+
+
+def logged(run):
+    return [
+        (line["step"], {k: v for k, v in line["metrics"].items() if k != SPEED})
+        for line in read_metrics(run.metrics_file)
+    ]
+
+
+def weights(run):
+    return runs.load(run.model).variant.state_dict()
+
+
+def assert_same(one, other):
+    assert logged(one) == logged(other)
+    for name, tensor in weights(one).items():
+        assert torch.equal(tensor, weights(other)[name]), name
+
+
+class Killed(BaseException):
+    """What no code of ours catches."""
+
+
+def kill_at(monkeypatch, total):
+    real = Training._round
+
+    def mortal(self, stage, standing, *rest):
+        if standing.total == total:
+            raise Killed
+        return real(self, stage, standing, *rest)
+
+    monkeypatch.setattr(Training, "_round", mortal)
+
+
+# EmoPrepend-1 has two stages (8 and 24 of 32 steps); dropout and word dropout draw at random.
+NOISY = {"dropout": 0.1, "word_dropout": 0.2, "checkpoint_every": 3}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """Filled by the first test that needs it."""
+    return {}
+
+
+@pytest.mark.parametrize("killed_at", [2, 7, 8, 20, 31])
+def test_a_killed_run_gives_what_the_uninterrupted_gives(
+    begin, monkeypatch, killed_at, uninterrupted, tmp_path_factory
+):
+    if not uninterrupted:
+        whole = begin("emoprepend-1", "whole", max_steps=32, **NOISY)
+        assert go(whole)
+        kept = tmp_path_factory.mktemp("whole")
+        shutil.copytree(whole.folder, kept, dirs_exist_ok=True)
+        uninterrupted["run"] = store.read(kept)
+    run = begin("emoprepend-1", "broken", max_steps=32, **NOISY)
+    with monkeypatch.context() as patched:
+        kill_at(patched, killed_at)
+        with pytest.raises(Killed):
+            go(run)
+    assert go(run)
+    assert_same(run, uninterrupted["run"])
+
+
+def test_a_stopped_run_goes_on_where_it_stopped(begin):
+    whole = begin("dummy", "whole", max_steps=12)
+    assert go(whole)
+    run = begin("dummy", "stopped", max_steps=12)
+    run.stop_file.touch()
+    assert not go(run)  # a step is done all the same, so that a loop of stops comes to an end
+    assert not (run.folder / loop.RESULT).exists()
+    run.stop_file.unlink()
+    assert go(run)
+    assert_same(run, whole)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "standing"])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monkeypatch, damage):
+    whole = begin("dummy", "whole", max_steps=15, checkpoint_every=3)
+    assert go(whole)
+    run = begin("dummy", "damaged", max_steps=15, checkpoint_every=3)
+    with monkeypatch.context() as patched:
+        kill_at(patched, 10)
+        with pytest.raises(Killed):
+            go(run)
+    last = sorted(run.checkpoints.glob("0*"))[-1]
+    victim = next((last / checkpoints.ENGINES).rglob("*.pt"))
+    if damage == "cut":
+        victim.write_bytes(victim.read_bytes()[:-1])
+    elif damage == "missing":
+        victim.unlink()
+    else:
+        standing = json.loads((last / checkpoints.STANDING).read_text())
+        standing["step"] += 1
+        (last / checkpoints.STANDING).write_text(json.dumps(standing))
+    assert go(run)
+    assert f"{last} is damaged" in (run.folder / "log.txt").read_text()
+    assert_same(run, whole)
+
+
+def test_accumulation_changes_nothing(begin):
+    whole = begin("multi-trs", "whole", max_steps=6)
+    parts = begin("multi-trs", "parts", max_steps=6, accumulation=4)
+    assert go(whole)
+    assert go(parts)
+    for (step, one), (_, other) in zip(logged(whole), logged(parts), strict=True):
+        for name, value in one.items():
+            assert other[name] == pytest.approx(value, rel=1e-4), (step, name)
+
+
+def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
+    run = begin("emoprepend-1", "short", max_steps=1)
+    assert go(run)
+    assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
+        == [1, 2]  # fmt: skip
+    model = start.model_of(run)
+    longer = Training(run.changed(max_steps=100), model, *start.data_of(run, model.variant))
+    assert [longer.steps_of(0), longer.steps_of(1)] == [25, 75]
+
+
+def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
+    # So high a rate makes valid worse and worse: the first looks are the best.
+    run = begin("dummy", "impatient", max_steps=60, learning_rate=3.0, patience=2, evaluate_every=2)
+    assert go(run)
+    looks = [(s, m["valid_loss"]) for s, m in logged(run) if "valid_loss" in m]
+    best_step, best = min(looks, key=lambda look: look[1])
+    result = json.loads((run.folder / loop.RESULT).read_text())
+    assert result["best_step"] == best_step
+    assert result["steps"] == looks[-1][0] < 60
+    assert len([step for step, _ in looks if step > best_step]) == 2
+    model = runs.load(run.model)
+    _, valid = start.data_of(run, model.variant)
+    [stage] = model.variant.stages()
+    found = loop.evaluate(model.variant, stage, valid, loop.Worker())
+    assert found["valid_loss"] == pytest.approx(best, rel=1e-6)
+
+
+def test_begin_with_takes_over_weights_and_words(begin, prepared):
+    first = begin("transformer", "first", max_steps=2, vocabulary_size=500)
+    assert go(first)
+    second = start.new_run(
+        "multi-trs", data=str(prepared), preset="tiny", max_steps=1, name="second", init="first"
+    )
+    given, taken = weights(first), start.model_of(second).variant.state_dict()
+    shared = set(given) & set(taken)
+    assert {"embedding.table.weight", "output.bias"} <= shared
+    assert all(torch.equal(given[name], taken[name]) for name in shared)
+
+
+class TwoPlayers(Variant):
+    """A generator that a critic judges: the shape that is wrong on engines without freezing."""
+
+    system = paper = "toy"
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.generator = nn.Linear(6, 6)
+        self.critic = nn.Linear(6, 1)
+
+    def stages(self):
+        critic = Update(player="critic", losses="critic_losses", weights={"judged": 1.0})
+        generator = Update(
+            player="generator", losses="generator_losses", weights={"error": 1.0, "fool": 0.5}
+        )
+        players = {"generator": ("generator",), "critic": ("critic",)}
+        return [Stage(name="play", players=players, updates=(critic, generator))]
+
+    def critic_losses(self, batches, progress):
+        given, wanted = batches[PAIRED]
+        made = self.generator(given).detach()
+        return {"judged": (self.critic(made) - self.critic(wanted)).tanh().mean()}
+
+    def generator_losses(self, batches, progress):
+        given, wanted = batches[PAIRED]
+        made = self.generator(given)
+        return {"error": (made - wanted).square().mean(), "fool": -self.critic(made).tanh().mean()}
+
+
+def played(step_of):
+    """The losses of a few rounds, with whatever makes the steps."""
+    torch.manual_seed(0)
+    variant = TwoPlayers()
+    [stage] = variant.stages()
+    step = step_of(variant, stage)
+    found = []
+    for number in range(8):
+        draw = torch.Generator().manual_seed(number)
+        given = torch.randn(4, 6, generator=draw)
+        for update in stage.updates:
+            with loop.trainable_only(variant, stage.players[update.player]):
+                found.append(step(update, {PAIRED: (given, given.flip(1))}))
+    return torch.tensor(found)
+
+
+TOY = TrainingConfig(learning_rate=0.05, gradient_clipping=0.3)
+
+
+def plain_torch(variant, stage):
+    optimizers = {
+        player: torch.optim.AdamW(
+            [p for part in parts for p in getattr(variant, part).parameters()],
+            lr=TOY.learning_rate,
+            weight_decay=TOY.weight_decay,
+        )
+        for player, parts in stage.players.items()
+    }
+
+    def step(update, batches):
+        optimizer = optimizers[update.player]
+        total = loop.total_loss(update, getattr(variant, update.losses)(batches, None))
+        optimizer.zero_grad()
+        total.backward()
+        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], TOY.gradient_clipping)
+        optimizer.step()
+        return total.item()
+
+    return step
+
+
+def deepspeed(zero):
+    def make(variant, stage):
+        engines = {
+            player: Engine(Player(variant, parts), TOY, zero=zero, universal=False)
+            for player, parts in stage.players.items()
+        }
+
+        def step(update, batches):
+            total = loop.total_loss(update, engines[update.player](update.losses, batches, None))
+            engines[update.player].backward(total)
+            engines[update.player].step(TOY.learning_rate)
+            return total.item()
+
+        return step
+
+    return make
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_two_players_give_the_same_under_zero_as_in_plain_torch(zero):
+    expected = played(plain_torch)
+    assert torch.allclose(played(deepspeed(zero)), expected, rtol=1e-4, atol=1e-5)
+    assert expected[0] != expected[-2]
