@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, save_file
 
 from attune.models.base import Facts, Variant
 from attune.platform.errors import DataError, UsageError
@@ -74,7 +74,7 @@ def save(model: Model, folder: Path) -> None:
         "emotions": facts.emotions,
         "word_vector_dimension": None if vectors is None else vectors.shape[1],
     }
-    save_model(model.variant, str(folder / WEIGHTS))
+    save_weights(model.variant, folder / WEIGHTS)
     model.vocabulary.save(folder / VOCABULARY)
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
@@ -95,9 +95,35 @@ def load(folder: Path) -> Model:
         facts = dataclasses.replace(facts, word_vectors=blank)
     built = variant(config, facts)
     try:
-        load_model(built, str(folder / WEIGHTS))
+        load_weights(built, folder / WEIGHTS)
     except RuntimeError as error:
         raise DataError(
             f"{folder / WEIGHTS} does not fit {folder / DESCRIPTION}: {error}"
         ) from error
     return Model(name=description["variant"], variant=built.eval(), vocabulary=vocabulary)
+
+
+def save_weights(variant: Variant, path: Path) -> None:
+    """Each weight once, under the first of its names where parts share it.
+
+    Copies: ZeRO lays all weights of a player into one piece of memory, which a file must not hold
+    again for each of them.
+    """
+    first_names = _names(variant).values()
+    state = variant.state_dict()
+    save_file({name: state[name].detach().cpu().clone() for name in first_names}, path)
+
+
+def load_weights(variant: Variant, path: Path) -> None:
+    """What `save_weights` wrote, under all names."""
+    given = load_file(path)
+    names = _names(variant)
+    shared = {name: given[first] for name, first in names.items() if first in given}
+    variant.load_state_dict({**given, **shared})
+
+
+def _names(variant: Variant) -> dict[str, str]:
+    """Every name in the state -> the first name of the same tensor."""
+    first: dict[int, str] = {}
+    state = variant.state_dict(keep_vars=True)
+    return {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_model, save_model
-from torch import nn
+from attune.models.base import Variant
+from attune.platform.runs import save_weights
 
 STANDING, WEIGHTS, ENGINES, SUMS = (
     "standing.json",
@@ -53,7 +53,7 @@ class Standing:
 
 
 def write(
-    folder: Path, standing: Standing, variant: nn.Module, *, save_engines: Callable[[Path], None],
+    folder: Path, standing: Standing, variant: Variant, *, save_engines: Callable[[Path], None],
     first: bool, barrier: Callable[[], None],
 ) -> None:  # fmt: skip
     """Write a checkpoint; every worker calls this, the first one does what only one may do."""
@@ -66,7 +66,7 @@ def write(
     save_engines(making / ENGINES)
     barrier()
     if first:
-        save_model(variant, str(making / WEIGHTS))
+        save_weights(variant, making / WEIGHTS)
         (making / STANDING).write_text(json.dumps(dataclasses.asdict(standing)), encoding="utf-8")
         (making / SUMS).write_text(json.dumps(_sums(making), indent=1), encoding="utf-8")
         _to_disk(making)
@@ -90,11 +90,6 @@ def last_good(folder: Path, report: Callable[[str], None]) -> Path | None:
 def standing_of(path: Path) -> Standing:
     """Where a run stood."""
     return Standing(**json.loads((path / STANDING).read_text(encoding="utf-8")))
-
-
-def load_weights(path: Path, variant: nn.Module) -> None:
-    """The variant as it was."""
-    load_model(variant, str(path / WEIGHTS))
 
 
 def _all(folder: Path) -> list[Path]:

@@ -295,9 +295,7 @@ class Training:
 
     def _load_best(self, number: int) -> None:
         self.worker.barrier()
-        best = runs.load(self._best_of(number)).variant
-        self.variant.load_state_dict(best.state_dict())
-        self.variant.to(self.worker.device)
+        runs.load_weights(self.variant, self._best_of(number) / runs.WEIGHTS)
 
     def _engines(self, stage: Stage, standing: Standing, found: Path | None) -> dict[str, Engine]:
         folder, universal = None, False
@@ -331,7 +329,7 @@ class Training:
         found = checkpoints.last_good(self.run.checkpoints, self._report)
         if found is None:
             return Standing(workers=self.worker.world_size, zero=self.run.zero), None
-        checkpoints.load_weights(found, self.variant)
+        runs.load_weights(self.variant, found / checkpoints.WEIGHTS)
         standing = checkpoints.standing_of(found)
         self._report(f"going on from step {standing.total:,}")
         return standing, found

@@ -1,0 +1,86 @@
+"""One or two workers, and from one number to another: the same losses within a tolerance.
+
+The tolerance is for sums taken in another order: 1e-4 of a loss after a dozen steps.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attune.platform.training import start
+from attune.platform.training.metrics_file import read_metrics
+
+TOLERANCE = 1e-4
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def begin(prepared, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ATTUNE_HOME", str(tmp_path_factory.mktemp("home")))
+
+        def make(name, zero=0):
+            changes = {"log_every": 1, "evaluate_every": 6, "batch_size": 16}
+            return start.new_run(
+                "multi-trs", data=str(prepared), preset="tiny", changes=changes, max_steps=STEPS,
+                name=name, zero=zero,
+            )  # fmt: skip
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def alone(begin):
+    run = begin("alone")
+    work(run, 1)
+    return run
+
+
+def work(run, world_size, stop_at=0):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("worker.py")), run.folder, str(stop_at)],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    for worker in workers:
+        _, errors = worker.communicate()
+        assert worker.returncode == 0, errors
+
+
+def losses(run):
+    lines = read_metrics(run.metrics_file)
+    keys = ("loss", "nll", "emotion", "valid_loss", "valid_emotion_accuracy")
+    return [(line["step"], k, line["metrics"][k]) for line in lines for k in keys
+            if k in line["metrics"]]  # fmt: skip
+
+
+def assert_alike(one, other):
+    assert [key for *key, _ in losses(one)] == [key for *key, _ in losses(other)]
+    for (step, key, expected), (*_, found) in zip(losses(one), losses(other), strict=True):
+        assert found == pytest.approx(expected, rel=TOLERANCE), (step, key)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_two_workers_then_one_then_two_give_what_one_gives(begin, alone, zero):
+    run = begin(f"zero-{zero}", zero)
+    for world_size, stop_at in ((2, 4), (1, 8), (2, 0)):
+        work(run, world_size, stop_at)
+    assert_alike(alone, run)
