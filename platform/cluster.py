@@ -2,10 +2,20 @@
 
 import logging
 import os
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attune.platform import wheel
+from attune.platform.errors import UsageError
+from attune.platform.home import home
 from attune.platform.store import Run
+
+JOB_SERVER = "http://127.0.0.1:8265"
+SHIPPED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
 RETRIES = 3
 """How often a run is taken up again after a worker died."""
@@ -65,3 +75,48 @@ def cpus_per_worker(workers: int) -> int:
 def log_file(run: Run) -> Path:
     """What a run's workers had to say."""
     return run.folder / "log.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job of a cluster."""
+
+    id: str
+    address: str
+    client: Any
+
+    def follow(self, show: Callable[[str], None]) -> str:
+        """Pass on what the job prints until it ends; how it ended."""
+        import asyncio
+
+        async def tail() -> None:
+            async for text in self.client.tail_job_logs(self.id):
+                show(text)
+
+        asyncio.run(tail())
+        return str(self.client.get_job_status(self.id).value)
+
+
+def submit(command: Sequence[str], address: str | None = None) -> Job:
+    """Start an attune command as a job, with the code that runs here."""
+    from ray.job_submission import JobSubmissionClient
+
+    address = address or os.environ.get("RAY_ADDRESS") or JOB_SERVER
+    try:
+        client = JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"no Ray job server answers at {address}: start one with 'ray start --head', or name "
+            f"it with --address http://HOST:8265 ({error})"
+        ) from error
+    variables = {name: os.environ[name] for name in SHIPPED_VARIABLES if name in os.environ}
+    with tempfile.TemporaryDirectory() as folder:
+        job = client.submit_job(
+            entrypoint=f"python -m attune.jobs.cli {shlex.join(command)}",
+            runtime_env={
+                "py_modules": [str(wheel.build(Path(folder)))],
+                "env_vars": {**variables, "ATTUNE_HOME": str(home())},
+            },
+            metadata={"command": shlex.join(["attune", *command])},
+        )
+    return Job(id=job, address=address, client=client)

@@ -39,6 +39,7 @@ from attune.platform.corpora.conversations import (
 from attune.platform.corpora.samples import SAMPLES, samples, tokenized
 from attune.platform.corpora.sources import AUTO, Source
 from attune.platform.errors import DataError, UsageError
+from attune.platform.home import home
 
 STREAMS = (*SPLITS, *UNPAIRED)
 MANIFEST, REJECTS, TOKENS, LEXICON = (
@@ -362,3 +363,15 @@ class _Target:
             f"--out '{self.named}' holds another preparation: name another folder, or replace it "
             f"with --overwrite"
         )
+
+
+def find_data(text: str) -> Path:
+    """The prepared folder behind `--data`: `bundled`, prepared on first use, or a folder's path."""
+    if text == bundled.NAME:
+        folder = home() / "data" / bundled.NAME
+        if not (folder / MANIFEST).is_file():
+            prepare(bundled.NAME, folder)
+        return folder
+    folder = Path(text).absolute()
+    read_manifest(folder)
+    return folder

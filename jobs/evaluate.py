@@ -1,0 +1,197 @@
+"""`attune evaluate`: how good are a run's answers to a whole split, or anybody's in a file?"""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from attune.jobs import options
+from attune.jobs.console import Json, console, print_json, progress
+from attune.jobs.tables import shown, table
+from attune.platform.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from attune.models.decoding import Decoding
+    from attune.platform.evaluation.evaluate import Evaluation
+    from attune.platform.store import Run
+
+PROFILES = ("attune",)
+"""Whose definitions the metrics follow."""
+TEST = "test"
+
+
+def evaluate(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run, by name, MLflow id or `variant@latest`.",
+            show_default=False,
+        ),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Score this file instead of a run: Parquet or JSON lines with `answer` and "
+            "`response`, raw or tokenised.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bundled|DIR", help="Prepared data.", show_default="what the run learned from"
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="train|valid|test", help="What to answer.", show_default=TEST),
+    ] = None,
+    decode: options.Decode = None,
+    settings: options.DecodingChanges = None,
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose definitions the metrics follow.")
+    ] = PROFILES[0],
+    as_json: Json = False,
+) -> None:
+    """Answer a whole split with a run and measure it, or measure answers that a file holds.
+
+    Gives perplexity, emotion accuracy, BLEU and distinct-n; what does not apply to a model is
+    shown as `-`. The answers are kept as Parquet in the run's folder, and the metrics beside the
+    run's own in the tracking store. Such a file can be given to --answers again, and so can
+    anybody's: its columns `log_likelihood`, `emotion` and `predicted_emotion`, if there, give
+    perplexity and accuracy too.
+
+    Examples:
+
+    - `attune evaluate multi-trs@latest`
+    - `attune evaluate mine --split valid --decode beam --set beams=10`
+    - `attune evaluate mine --data data/ed --decode topk --set top_k=5 --set seed=1`
+    - `attune evaluate --answers theirs.jsonl --json`
+    """
+    if profile not in PROFILES:
+        raise UsageError(unknown("profile", profile, PROFILES))
+    if (name is None) == (answers is None):
+        raise UsageError("give either a RUN or --answers FILE, and not both")
+    run = None
+    if name is not None:
+        run = options.trained_run(name)
+        decoding = options.decoding(decode, options.changes(settings))
+        result = _of_run(run, data, split or TEST, decoding)
+    else:
+        assert answers is not None
+        given = {"--data": data, "--split": split, "--decode": decode, "--set": settings}
+        if useless := [option for option, value in given.items() if value]:
+            raise UsageError(f"{useless[0]} is for a RUN: the answers in a file are made already")
+        result = _of_file(answers)
+    _show(console(as_json), result)
+    if run is not None and run.run_id is not None:
+        _log(run, result)
+    if as_json:
+        print_json(result)
+
+
+def _of_run(run: "Run", data: str | None, split: str, decoding: "Decoding") -> dict[str, Any]:
+    import polars as pl
+
+    from attune.platform.corpora.conversations import SPLITS
+    from attune.platform.corpora.prepare import find_data, read_manifest
+    from attune.platform.evaluation import answers
+
+    if split not in SPLITS:
+        raise UsageError(unknown("split", split, SPLITS))
+    folder = find_data(data or run.data["folder"])
+    data_hash = read_manifest(folder)["hash"]
+    is_own = data_hash == run.data["hash"]
+    if data is None and not is_own:
+        console(True).print(f"note: {folder} has changed since the run learned from it")
+    evaluation = _evaluated(run, folder, split, decoding)
+    path = run.folder / "answers" / _file_name(split, decoding, None if is_own else data_hash)
+    # `answer` holds tokens already: under this name they are scored as they stand.
+    answers.write(evaluation.answers.with_columns(answer_tokens=pl.col("answer")), path)
+    return {
+        "run_id": run.run_id,
+        "split": split,
+        "decode": decoding.method,
+        "answers": str(path),
+        "signature": evaluation.signature,
+        "metrics": evaluation.metrics,
+    }
+
+
+def _evaluated(run: "Run", folder: Path, split: str, decoding: "Decoding") -> "Evaluation":
+    from attune.models.base import DialogueVariant
+    from attune.platform import runs
+    from attune.platform.batches import Layout, encode
+    from attune.platform.corpora.prepare import read_samples
+    from attune.platform.evaluation.evaluate import evaluate
+
+    model = runs.load(run.model)
+    variant = model.variant
+    if not isinstance(variant, DialogueVariant):
+        raise UsageError(f"'{model.name}' does not answer: it is a classifier")
+    samples = read_samples(folder, split)
+    if samples.is_empty():
+        raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
+    layout = Layout(
+        separators=variant.needs.separators, max_context=run.training.get("max_context")
+    )
+    columns = encode(samples, model.vocabulary, layout=layout, emotions=variant.facts.emotions)
+    with progress("answers") as bar:
+        task = bar.add_task(f"{run.name} on {split}", total=samples.height)
+        return evaluate(
+            variant,
+            samples,
+            columns,
+            model.vocabulary,
+            decoding,
+            progress=lambda done: bar.advance(task, done),
+        )
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    from attune.platform.evaluation import answers
+
+    metrics, signature = answers.score(answers.read(path))
+    return {
+        "run_id": None,
+        "split": None,
+        "decode": None,
+        "answers": str(path),
+        "signature": signature,
+        "metrics": metrics,
+    }
+
+
+def _log(run: "Run", result: dict[str, Any]) -> None:
+    from attune.platform.tracking import log_evaluation
+
+    answers = Path(result["answers"])
+    log_evaluation(run, result["split"], result["decode"], result["metrics"], answers)
+
+
+def _file_name(split: str, decoding: "Decoding", other_data: str | None) -> str:
+    """Answers that were made in another way, or to other data, have another name."""
+    usual = type(decoding)(method=decoding.method)
+    special: dict[str, Any] = {
+        key: value for key, value in asdict(decoding).items() if value != getattr(usual, key)
+    }
+    if other_data is not None:
+        special["data"] = other_data
+    if not special:
+        return f"{split}-{decoding.method}.parquet"
+    digest = hashlib.sha256(json.dumps(special, sort_keys=True).encode()).hexdigest()
+    return f"{split}-{decoding.method}-{digest[:8]}.parquet"
+
+
+def _show(screen: Console, result: dict[str, Any]) -> None:
+    made = table("", "metric", "value", numbers=("value",))
+    for metric, value in result["metrics"].items():
+        made.add_row(metric.replace("_", " "), shown(metric, value))
+    screen.print(made)
+    screen.print(f"\n{result['signature']}", style="dim", markup=False)
+    screen.print(f"answers: {result['answers']}", markup=False)

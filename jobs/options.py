@@ -1,0 +1,75 @@
+"""What several commands ask for in the same words: settings, decoding, runs that can answer."""
+
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attune.platform.errors import UsageError, unknown
+
+if TYPE_CHECKING:  # torch takes a second, which `--help` should not
+    from attune.models.decoding import Decoding
+    from attune.platform.store import Run
+
+Decode = Annotated[
+    str | None,
+    typer.Option(
+        metavar="greedy|beam|topk|nucleus",
+        help="How words are chosen: the likeliest, by beam search, or drawn from the likely ones.",
+        show_default="greedy",
+    ),
+]
+DecodingChanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of decoding: max_tokens, beams, length_penalty, block_ngrams, top_k, "
+        "top_p, temperature or seed. May be given several times.",
+    ),
+]
+
+_LEAST = {"max_tokens": 1, "beams": 1, "top_k": 1, "block_ngrams": 0}
+
+
+def changes(texts: Iterable[str] | None) -> dict[str, str]:
+    """`key=value` as typed after `--set`; of a key given twice the last counts."""
+    found = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--set {text}: write it as KEY=VALUE, without blanks around the '='")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
+    """How answers are to be made, checked."""
+    from attune.models.decoding import Decoding
+    from attune.platform.settings import with_changes
+
+    methods = typing.get_args(typing.get_type_hints(Decoding)["method"])
+    method = decode or settings.get("method") or Decoding.method
+    if method not in methods:
+        raise UsageError(unknown("way of decoding", method, methods))
+    made: Decoding = with_changes(Decoding(), {**settings, "method": method})
+    for key, least in _LEAST.items():
+        if getattr(made, key) < least:
+            raise UsageError(f"{key}={getattr(made, key)}: at least {least} is expected")
+    if not 0 < made.top_p <= 1:
+        raise UsageError(f"top_p={made.top_p}: more than 0 and at most 1 is expected")
+    if not 0 < made.temperature < math.inf:
+        raise UsageError(f"temperature={made.temperature}: more than 0 is expected")
+    return made
+
+
+def trained_run(text: str) -> "Run":
+    """The run that a user names, which must have a model already."""
+    from attune.platform import store
+
+    run = store.find(text)
+    if not run.model.is_dir():
+        raise UsageError(f"run '{run.name}' has no model yet: it is {run.status}")
+    return run

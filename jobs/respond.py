@@ -1,0 +1,74 @@
+"""`attune respond`: what do these models say to that?"""
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from attune.jobs import options
+from attune.jobs.console import Json, console, print_json, progress
+
+SHOWN_EMOTIONS = 3
+
+
+def respond(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN", help="Runs, by name, MLflow id or `variant@latest`."),
+    ],
+    context: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TEXT",
+            help="A turn of the conversation; give one for each. They alternate speaker, "
+            "listener, speaker; the last is the speaker's.",
+        ),
+    ],
+    decode: options.Decode = None,
+    settings: options.DecodingChanges = None,
+    as_json: Json = False,
+) -> None:
+    """Let one or several runs answer a conversation, each with the emotion it reads in it.
+
+    Examples:
+
+    - `attune respond multi-trs@latest --context "I lost my job today."`
+    - `attune respond transformer@latest multi-trs@latest --context "My dog ran away."`
+    - `attune respond mine --context "Hello." --context "Hi, how are you?" --context "Alone."`
+    - `attune respond mine --context "I won!" --decode nucleus --set top_p=0.8 --set seed=7`
+    """
+    decoding = options.decoding(decode, options.changes(settings))
+    found = [options.trained_run(name) for name in names]
+    from attune.platform.serving import Responder
+
+    answers: list[dict[str, Any]] = []
+    with progress("answers") as bar:
+        for run in bar.track(found, description="answering"):
+            [answer] = Responder(run.model).respond([context], decoding)
+            answers.append(
+                {
+                    "run": run.name,
+                    "variant": run.variant,
+                    "answer": answer.text,
+                    "seconds": answer.seconds,
+                    "explanation": dataclasses.asdict(answer.explanation),
+                }
+            )
+    _show(console(as_json), context, answers)
+    if as_json:
+        print_json({"context": context, "answers": answers})
+
+
+def _show(screen: Console, context: list[str], answers: list[dict[str, Any]]) -> None:
+    width = max(len("listener"), *(len(answer["run"]) for answer in answers))
+    for turn, text in enumerate(context):
+        screen.print(f"{('speaker', 'listener')[turn % 2]:>{width}}: {text}", markup=False)
+    for answer in answers:
+        text = answer["answer"] or "(nothing)"
+        screen.print(f"{answer['run']:>{width}}: {text}", markup=False, style="green")
+        emotions = answer["explanation"]["emotion"]
+        if emotions:
+            likeliest = sorted(emotions, key=emotions.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
+            read = ", ".join(f"{name} {emotions[name]:.0%}" for name in likeliest)
+            screen.print(f"{'':>{width}}  reads {read}", markup=False, style="dim")

@@ -1,0 +1,71 @@
+"""`attune runs`: what was trained here, and how well it does."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from attune.jobs.console import Json, console, print_json
+from attune.jobs.tables import shown, table
+from attune.platform import store
+
+if TYPE_CHECKING:
+    from attune.platform.store import Run
+
+
+def runs(
+    variant: Annotated[
+        str | None, typer.Option(metavar="V", help="Only the runs of this variant.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs, oldest first, with their status and last metrics.
+
+    Wherever a command takes a RUN, give its name, its MLflow id, or `variant@latest`.
+
+    Examples:
+
+    - `attune runs`
+    - `attune runs --variant multi-trs`
+    - `attune runs --json | jq '.runs[] | [.name, .metrics.valid_perplexity]'`
+    """
+    found = list(store.all_runs())
+    if variant is not None and variant not in {run.variant for run in found}:
+        # Only now: it brings in torch, and a variant without runs is no mistake.
+        from attune.platform.settings import find_variant
+
+        find_variant(variant)
+    found = [run for run in found if variant in (None, run.variant)]
+    screen = console(as_json)
+    if found:
+        screen.print(_table(found))
+    else:
+        which = f" of '{variant}'" if variant else ""
+        screen.print(f"no runs{which} in {store.folder_of_runs()} yet: see 'attune train --help'")
+    if as_json:
+        print_json({"runs": [_described(run) for run in found]})
+
+
+def _described(run: "Run") -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "run_id": run.run_id,
+        "variant": run.variant,
+        "status": run.status,
+        "data": run.data["name"],
+        "seed": run.seed,
+        "metrics": run.result.get("metrics", {}),
+    }
+
+
+def _table(found: list["Run"]) -> Table:
+    described = [_described(run) for run in found]
+    metrics = list(dict.fromkeys(name for run in described for name in run["metrics"]))
+    short = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
+    made = table("", "name", "variant", "data", "seed", "status", *short, numbers=("seed", *short))
+    for run in described:
+        values = [shown(name, run["metrics"].get(name)) for name in metrics]
+        named = (escape(str(run[key])) for key in ("name", "variant", "data", "seed", "status"))
+        made.add_row(*named, *values)
+    return made
