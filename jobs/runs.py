@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -13,11 +14,19 @@ from attune.platform import store
 if TYPE_CHECKING:
     from attune.platform.store import Run
 
+SECONDS_TO_SEND = 30.0
+
 
 def runs(
     variant: Annotated[
         str | None, typer.Option(metavar="V", help="Only the runs of this variant.")
     ] = None,
+    send: Annotated[
+        bool,
+        typer.Option(
+            "--send", help="First send what a tracking server that was away has not got yet."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the runs, oldest first, with their status and last metrics.
@@ -38,6 +47,8 @@ def runs(
         find_variant(variant)
     found = [run for run in found if variant in (None, run.variant)]
     screen = console(as_json)
+    if send:
+        _send(found, screen)
     if found:
         screen.print(_table(found))
     else:
@@ -45,6 +56,17 @@ def runs(
         screen.print(f"no runs{which} in {store.folder_of_runs()} yet: see 'attune train --help'")
     if as_json:
         print_json({"runs": [_described(run) for run in found]})
+
+
+def _send(found: "list[Run]", screen: Console) -> None:
+    from attune.platform import tracking
+
+    for run in found:
+        # A run that is being trained is seen to by the process that trains it.
+        if run.run_id is not None and run.status != "running":
+            unsent = tracking.flush(run, SECONDS_TO_SEND)
+            if unsent:
+                screen.print(f"{run.name}: {unsent} lines not sent, {run.tracking} is still away")
 
 
 def _described(run: "Run") -> dict[str, Any]:

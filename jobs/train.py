@@ -120,7 +120,7 @@ def _run(
     from attune.platform.training import start
 
     find_variant(variant)
-    given = {} if seed is None else {"seed": seed}
+    given: dict[str, Any] = {} if seed is None else {"seed": seed}
     if resume:
         run = start.begun(variant, name, {**asked, **given})
         if run is not None:

@@ -21,8 +21,16 @@ RETRIES = 3
 """How often a run is taken up again after a worker died."""
 
 
+def use_token() -> None:
+    """Show Ray the user's token wherever there is one; its clients do not look by themselves."""
+    given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if given or Path("~/.ray/auth_token").expanduser().is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
 def connect() -> None:
     """Join the cluster that RAY_ADDRESS names, or start one on this machine for this process."""
+    use_token()
     import ray
 
     if ray.is_initialized():
@@ -99,11 +107,18 @@ class Job:
 
 def submit(command: Sequence[str], address: str | None = None) -> Job:
     """Start an attune command as a job, with the code that runs here."""
+    use_token()
+    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     address = address or os.environ.get("RAY_ADDRESS") or JOB_SERVER
     try:
         client = JobSubmissionClient(address)
+    except AuthenticationError as error:
+        raise UsageError(
+            f"the Ray cluster at {address} wants its token: put it into ~/.ray/auth_token or "
+            f"RAY_AUTH_TOKEN"
+        ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"no Ray job server answers at {address}: start one with 'ray start --head', or name "

@@ -119,5 +119,8 @@ def join_workers() -> None:
     if not torch.distributed.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
         torch.distributed.init_process_group(
-            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+            "gloo",
+            store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
+            rank=0,
+            world_size=1,
         )

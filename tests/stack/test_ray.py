@@ -1,0 +1,174 @@
+"""`attune train` on a real Ray cluster: as a command, as a job, and through every kind of death."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from mlflow import MlflowClient
+
+from attune.platform import store
+from attune.platform.training.metrics_file import read_metrics
+
+BIN = Path(sys.executable).parent
+STEPS = 240
+SETTINGS = ("--preset", "tiny", "--max-steps", str(STEPS), "--set", "evaluate_every=80",
+            "--set", "checkpoint_every=20", "--set", "batch_size=64")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def environment(prepared, tmp_path_factory):
+    """A cluster with a job server, and a home that all commands share."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "data").mkdir()
+    (home / "data" / "bundled").symlink_to(prepared)
+    # Ray looks for `pip` to install the wheel of a job with.
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PATH", path)
+        patched.setenv("ATTUNE_HOME", str(home))
+        patched.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+        context = ray.init(num_cpus=2, include_dashboard=True, log_to_driver=False)
+        patched.setenv("RAY_ADDRESS", context.address_info["address"])
+        patched.setenv("DASHBOARD", f"http://{context.dashboard_url}")
+        yield
+        ray.shutdown()
+
+
+def attune(*arguments, **options):
+    return subprocess.Popen(
+        [BIN / "attune", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+def finished(process, code=0):
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == code, output + errors
+    return output
+
+
+def wait_for(condition, process):
+    """Until it holds; a process that ends before is an error with its words."""
+    never = threading.Event()
+    while not condition():
+        assert process.poll() is None, "".join(process.communicate())
+        never.wait(0.05)
+
+
+def steps_done(name):
+    path = store.folder_of_runs() / name / store.METRICS
+    return max((line["step"] for line in read_metrics(path)), default=0)
+
+
+def checkpointed(name):
+    folder = store.folder_of_runs() / name / "checkpoints"
+    return max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
+
+
+def kill_worker():
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            if any("RayTrainWorker" in part for part in process.info["cmdline"] or ()):
+                process.send_signal(signal.SIGKILL)
+                return
+    raise AssertionError("no worker found")
+
+
+def logged(run):
+    return [
+        (line["step"], {k: v for k, v in line["metrics"].items() if k != "samples_per_second"})
+        for line in read_metrics(run.metrics_file)
+    ]
+
+
+def assert_tracked_once(run):
+    """MLflow has one run of that name, and each value of the run's own log exactly once."""
+    client = MlflowClient(tracking_uri=run.tracking)
+    experiment = client.get_experiment_by_name(run.variant)
+    names = [one.info.run_name for one in client.search_runs([experiment.experiment_id])]
+    assert Counter(names)[run.name] == 1
+    for key in ("loss", "nll", "valid_loss"):
+        expected = [(step, metrics[key]) for step, metrics in logged(run) if key in metrics]
+        history = client.get_metric_history(run.run_id, key)
+        assert sorted((one.step, one.value) for one in history) == expected
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(environment):  # noqa: ARG001
+    result = finished(attune("train", "dummy", *SETTINGS, "--name", "whole", "--json"))
+    return json.loads(result.splitlines()[-1])
+
+
+def test_a_run_through_the_command(uninterrupted):
+    run = store.find("whole")
+    assert run.status == "finished"
+    assert uninterrupted["run_id"] == run.run_id
+    assert uninterrupted["steps"] == STEPS
+    assert set(uninterrupted) == {"run_id", "name", "checkpoint", "steps", "seconds", "metrics"}
+    assert {"valid_loss", "valid_perplexity", "valid_emotion_accuracy"} <= set(
+        uninterrupted["metrics"]
+    )
+    assert_tracked_once(run)
+
+
+@pytest.mark.usefixtures("uninterrupted")
+def test_whatever_dies_the_result_is_the_same():
+    command = ("train", "dummy", *SETTINGS, "--name", "unlucky", "--resume")
+    process = attune(*command)
+    wait_for(lambda: checkpointed("unlucky") >= 20, process)
+    kill_worker()  # Ray starts another
+    before = steps_done("unlucky")
+    wait_for(lambda: steps_done("unlucky") > before, process)
+    process.send_signal(signal.SIGINT)
+    finished(process, 130)
+    assert store.find("unlucky").status == "stopped"
+    stopped_at = checkpointed("unlucky")
+    assert 20 < stopped_at < STEPS
+
+    process = attune(*command)
+    wait_for(lambda: checkpointed("unlucky") > stopped_at, process)
+    process.kill()  # the driver, and with it everything
+    process.communicate()
+    assert checkpointed("unlucky") < STEPS
+
+    finished(attune(*command))
+    run, whole = store.find("unlucky"), store.find("whole")
+    assert run.status == "finished"
+    assert logged(run) == logged(whole)
+    assert run.result["metrics"] == whole.result["metrics"]
+    assert_tracked_once(run)
+
+
+@pytest.mark.usefixtures("uninterrupted")
+def test_a_job_with_two_workers_gives_the_losses_of_one():
+    address = os.environ["DASHBOARD"]
+    train = ("train", "dummy", *SETTINGS, "--workers", "2", "--zero", "1", "--name", "job")
+    finished(attune("submit", "--address", address, "--follow", "--", *train))
+    run, whole = store.find("job"), store.find("whole")
+    assert run.status == "finished"
+    for (step, found), (_, expected) in zip(logged(run), logged(whole), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3), step
+    assert_tracked_once(run)
+
+
+@pytest.mark.usefixtures("environment")
+def test_plain_ray_job_submit_starts_it_too():
+    entry = ("python", "-m", "attune.jobs.train", "dummy", "--preset", "tiny", "--max-steps", "2",
+             "--name", "plain")  # fmt: skip
+    home = json.dumps({"env_vars": {"ATTUNE_HOME": os.environ["ATTUNE_HOME"]}})
+    done = subprocess.run(
+        [BIN / "ray", "job", "submit", "--runtime-env-json", home, "--", *entry],
+        env={**os.environ, "RAY_ADDRESS": os.environ["DASHBOARD"], "RAY_AUTH_MODE": "token"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert store.find("plain").status == "finished"
