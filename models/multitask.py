@@ -52,6 +52,18 @@ class MultiTransformer(Transformer):
     system = "Multi-TRS"
     paper = "Rashkin et al. 2019"
     Config = MultitaskConfig
+    presets: ClassVar = {
+        **Transformer.presets,
+        "small": {
+            **Transformer.presets["small"],
+            "num_heads": 4,
+            "emotion_weight": 4.0,
+            "learning_rate": 2e-3,
+            "schedule": "linear",
+            "warmup_steps": 100,
+            "max_epochs": 6,
+        },
+    }
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {"emotion_weight": Between(low=0.1, high=10.0, scale="loguniform")},

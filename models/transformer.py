@@ -82,7 +82,20 @@ class Transformer(DialogueVariant):
             "word_dropout": 0.4,
             "tied": True,
         },
-        "paper": {},
+        # What the papers state; where they are silent, their public code: Noam with factor 1 and
+        # warm-up 8,000 (a peak of 6.5e-4), no clipping, a look every 2,000 steps.
+        "paper": {
+            "batch_size": 16,
+            "learning_rate": 6.5e-4,
+            "schedule": "noam",
+            "warmup_steps": 8000,
+            "adam_beta2": 0.98,
+            "adam_epsilon": 1e-9,
+            "weight_decay": 0.0,
+            "gradient_clipping": 0.0,
+            "evaluate_every": 2000,
+            "patience": 3,
+        },
     }
     search_spaces: ClassVar[SearchSpaces] = {
         "architecture": {

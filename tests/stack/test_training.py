@@ -202,6 +202,23 @@ def test_begin_with_takes_over_weights_and_words(begin, prepared):
     assert all(torch.equal(given[name], taken[name]) for name in shared)
 
 
+def test_a_stage_begins_with_the_best_of_the_one_before(begin, monkeypatch):
+    real, looks = loop.evaluate, []
+
+    def worse_each_time(*arguments):
+        looks.append(real(*arguments))
+        return {**looks[-1], "valid_emotion_accuracy": 1 / len(looks)}
+
+    monkeypatch.setattr(loop, "evaluate", worse_each_time)
+    run = begin("emoprepend-1", "stages", max_steps=16, evaluate_every=2)
+    assert go(run)
+    assert len(looks) > 3
+    last = runs.load(run.model).variant.reader.state_dict()
+    best = runs.load(run.folder / "best-classifier").variant.reader.state_dict()
+    for name, tensor in last.items():
+        assert torch.equal(tensor, best[name]), name
+
+
 class TwoPlayers(Variant):
     """A generator that a critic judges: the shape that is wrong on engines without freezing."""
 

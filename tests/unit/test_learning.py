@@ -1,0 +1,132 @@
+"""The baselines learn the bundled corpus in a plain loop in this process, no trainer involved.
+
+What is learned is held against models that are counted in a second: a bag of words for the emotion,
+the frequency of each word for the response. Epochs are chosen on valid; test is looked at once.
+"""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import MultinomialNB
+from torch import nn
+
+from attune.models.base import PAIRED, Progress
+from attune.platform.batches import Stream, encode
+from attune.platform.corpora.labels import EMOTIONS
+from attune.platform.corpora.prepare import read_samples
+from attune.platform.evaluation import metrics
+from attune.platform.evaluation.evaluate import score
+from attune.platform.training import settings
+from attune.platform.training.schedules import rate
+from tests.contract import parameters_of, total, trainable_only
+
+CHANCE = 1 / len(EMOTIONS)
+
+
+@pytest.fixture(scope="module")
+def valid_columns(prepared, vocabulary):
+    return encode(read_samples(prepared, "valid"), vocabulary, emotions=EMOTIONS)
+
+
+def epochs(variant, stage, columns, training, *, seed=0):
+    """Train a stage of one player as its settings say; give way after each epoch."""
+    [update] = stage.updates
+    parts = stage.players[update.player]
+    parameters = parameters_of(variant, parts)
+    optimizer = torch.optim.AdamW(parameters, weight_decay=training.weight_decay)
+    stream = Stream(columns, size=training.batch_size, seed=seed)
+    steps = training.max_epochs * len(stream.plan(0))
+    step = 0
+    with torch.random.fork_rng(), trainable_only(variant, parts):
+        torch.manual_seed(seed)
+        variant.train()
+        for epoch in range(training.max_epochs):
+            for batch in stream.epoch(epoch):
+                optimizer.param_groups[0]["lr"] = rate(training, step, steps)
+                progress = Progress(step=step, share=step / steps)
+                losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
+                optimizer.zero_grad()
+                total(update, losses).backward()
+                nn.utils.clip_grad_norm_(parameters, training.gradient_clipping)
+                optimizer.step()
+                step += 1
+            yield epoch
+
+
+def judged(variant, columns):
+    """Perplexity, and the share of emotions it knows (None where it predicts none)."""
+    found = score(variant, columns)
+    perplexity = metrics.perplexity(found["log_likelihood"], columns["response"].lengths)
+    known = None
+    if "emotion" in found:
+        known = float((found["emotion"].argmax(axis=1) == columns["emotion"]).mean())
+    return perplexity["perplexity"], known
+
+
+def unigram_perplexity(train, held_out, num_tokens):
+    """Of the words' frequencies in train's responses, each counted once more than it occurs."""
+    counts = np.bincount(train["response"].values, minlength=num_tokens) + 1.0
+    return math.exp(-np.log(counts / counts.sum())[held_out["response"].values].mean())
+
+
+def bags_of_words(train, held_out):
+    """The share of held-out emotions that two classifiers know from the words of the context."""
+
+    def read(samples):
+        return samples["context_tokens"].list.join(" ").to_list(), samples["emotion"].to_list()
+
+    words = CountVectorizer(token_pattern=r"\S+")
+    contexts, emotions = read(train)
+    counts = words.fit_transform(contexts)
+    unseen, truth = read(held_out)
+    return {
+        type(classifier).__name__: classifier.fit(counts, emotions).score(
+            words.transform(unseen), truth
+        )
+        for classifier in (MultinomialNB(), LogisticRegression(max_iter=500))
+    }
+
+
+def test_multi_trs_beats_a_bag_of_words(
+    build, columns, valid_columns, test_columns, prepared, test_samples, vocabulary
+):
+    variant = build("multi-trs", "small").variant
+    _, training = settings.configure("multi-trs", "small")
+    [stage] = variant.stages()
+    best, kept = -1.0, {}
+    for epoch in epochs(variant, stage, columns, training):
+        perplexity, known = judged(variant, valid_columns)
+        print(f"\nepoch {epoch + 1} on valid: perplexity {perplexity:.1f}, emotions {known:.1%}")
+        if known > best:
+            best, kept = known, copy.deepcopy(variant.state_dict())
+    variant.load_state_dict(kept)
+
+    perplexity, known = judged(variant, test_columns)
+    unigram = unigram_perplexity(columns, test_columns, len(vocabulary))
+    bags = bags_of_words(read_samples(prepared, "train"), test_samples)
+    print(f"\non test: perplexity {perplexity:.1f} (unigram {unigram:.1f}), emotions {known:.1%}")
+    print(", ".join(f"{name} {accuracy:.1%}" for name, accuracy in bags.items()))
+    assert known > 10 * CHANCE
+    assert known > max(bags.values())
+    assert perplexity < 2 / 3 * unigram
+
+
+@pytest.mark.parametrize("name", ["transformer", "emoprepend-1"])
+def test_the_other_baselines_learn(name, build, columns, valid_columns, vocabulary):
+    variant = build(name).variant
+    _, training = settings.configure(name, "tiny", {"max_epochs": 3, "learning_rate": 3e-3})
+    for stage in variant.stages():
+        for epoch in epochs(variant, stage, columns, training):
+            perplexity, known = judged(variant, valid_columns)
+            print(f"\n{stage.name} {epoch + 1}: perplexity {perplexity:.1f}, emotions {known}")
+    unigram = unigram_perplexity(columns, valid_columns, len(vocabulary))
+    assert perplexity < 2 / 3 * unigram
+    if name == "transformer":
+        assert known is None
+    else:
+        assert known > 10 * CHANCE
