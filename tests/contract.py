@@ -115,12 +115,16 @@ def check_each_player_moves_itself_and_nobody_else(variant, batch):
     assert not missed, f"nobody trains {missed}"
 
 
-def check_halves_add_up(variant, batch):
-    """Two ranks' gradients, averaged, are the whole batch's: terms divide by the global counts."""
+def check_parts_add_up(variant, batch):
+    """Two ranks' gradients, averaged, are the whole batch's: terms divide by the global counts.
+
+    The parts are of unequal size, or a mean over a rank's own would be the same by chance.
+    """
     variant.eval()
-    halves = [rows_of(batch, range(part, len(batch), 2)) for part in (0, 1)]
-    tokens = sum(half.tokens for half in halves) / 2
-    ranks = [dataclasses.replace(h, samples=len(batch) / 2, tokens=tokens) for h in halves]
+    third = len(batch) // 3
+    ranks = [rows_of(batch, rows) for rows in (range(third), range(third, len(batch)))]
+    tokens = sum(rank.tokens for rank in ranks) / 2
+    ranks = [dataclasses.replace(r, samples=len(batch) / 2, tokens=tokens) for r in ranks]
     whole = [losses for _, _, losses in stage_losses(variant, batch)]
     parts = [[losses for _, _, losses in stage_losses(variant, rank)] for rank in ranks]
     for one, (first, second) in zip(whole, zip(*parts, strict=True), strict=True):

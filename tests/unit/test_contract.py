@@ -104,7 +104,7 @@ def faulty(vocabulary, monkeypatch):
         (BuildsAsItGoes, contract.check_no_module_is_built_in_a_forward),
         (UnusedPart, contract.check_each_player_moves_itself_and_nobody_else),
         (ForgottenPart, contract.check_each_player_moves_itself_and_nobody_else),
-        (LocalMean, contract.check_halves_add_up),
+        (LocalMean, contract.check_parts_add_up),
         (LooksAtTheTruth, contract.check_truth_is_not_used),
         (SeesPadding, contract.check_a_batch_gives_what_its_samples_give),
         (WrongPositions, contract.check_steps_equal_all_at_once),

@@ -38,8 +38,8 @@ def test_each_player_moves_itself_and_nobody_else(model, batch):
     contract.check_each_player_moves_itself_and_nobody_else(model.variant, batch)
 
 
-def test_halves_add_up(model, batch):
-    contract.check_halves_add_up(model.variant, batch)
+def test_parts_add_up(model, batch):
+    contract.check_parts_add_up(model.variant, batch)
 
 
 def test_saved_is_loaded(model, batch, tmp_path):
