@@ -126,7 +126,7 @@ def _of_run(run: "Run", data: str | None, split: str, decoding: "Decoding") -> d
 def _evaluated(run: "Run", folder: Path, split: str, decoding: "Decoding") -> "Evaluation":
     from attune.models.base import DialogueVariant
     from attune.platform import runs
-    from attune.platform.batches import Layout, encode
+    from attune.platform.batches import encode
     from attune.platform.corpora.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate
 
@@ -137,10 +137,9 @@ def _evaluated(run: "Run", folder: Path, split: str, decoding: "Decoding") -> "E
     samples = read_samples(folder, split)
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
-    layout = Layout(
-        separators=variant.needs.separators, max_context=run.training.get("max_context")
+    columns = encode(
+        samples, model.vocabulary, layout=model.layout, emotions=variant.facts.emotions
     )
-    columns = encode(samples, model.vocabulary, layout=layout, emotions=variant.facts.emotions)
     with progress("answers") as bar:
         task = bar.add_task(f"{run.name} on {split}", total=samples.height)
         return evaluate(

@@ -39,14 +39,14 @@ def runs(
     - `attune runs --variant multi-trs`
     - `attune runs --json | jq '.runs[] | [.name, .metrics.valid_perplexity]'`
     """
-    found = list(store.all_runs())
+    screen = console(as_json)
+    found = list(store.all_runs(lambda problem: screen.print(problem, markup=False)))
     if variant is not None and variant not in {run.variant for run in found}:
         # Only now: it brings in torch, and a variant without runs is no mistake.
         from attune.platform.settings import find_variant
 
         find_variant(variant)
     found = [run for run in found if variant in (None, run.variant)]
-    screen = console(as_json)
     if send:
         _send(found, screen)
     if found:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attune.models.base import Facts, Variant
+from attune.platform.batches import Layout
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
@@ -31,6 +32,13 @@ class Model:
     """The variant's, as a user types it."""
     variant: Variant
     vocabulary: Vocabulary
+    max_context: int | None = None
+    """Context tokens that it was taught with, counted from the end."""
+
+    @property
+    def layout(self) -> Layout:
+        """How it wants a context laid out."""
+        return Layout(separators=self.variant.needs.separators, max_context=self.max_context)
 
 
 def facts_of(
@@ -53,6 +61,7 @@ def build(
     emotions: tuple[str, ...],
     *,
     vectors: WordVectors | None = None,
+    max_context: int | None = None,
     seed: int = 0,
 ) -> Model:
     """A new model; the seed decides its first weights and leaves torch's own state as it was."""
@@ -60,7 +69,7 @@ def build(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = variant(config, facts_of(vocabulary, emotions, vectors))
-    return Model(name=name, variant=built, vocabulary=vocabulary)
+    return Model(name=name, variant=built, vocabulary=vocabulary, max_context=max_context)
 
 
 def save(model: Model, folder: Path) -> None:
@@ -73,6 +82,7 @@ def save(model: Model, folder: Path) -> None:
         "config": dataclasses.asdict(model.variant.config),
         "emotions": facts.emotions,
         "word_vector_dimension": None if vectors is None else vectors.shape[1],
+        "max_context": model.max_context,
     }
     save_weights(model.variant, folder / WEIGHTS)
     model.vocabulary.save(folder / VOCABULARY)
@@ -100,7 +110,12 @@ def load(folder: Path) -> Model:
         raise DataError(
             f"{folder / WEIGHTS} does not fit {folder / DESCRIPTION}: {error}"
         ) from error
-    return Model(name=description["variant"], variant=built.eval(), vocabulary=vocabulary)
+    return Model(
+        name=description["variant"],
+        variant=built.eval(),
+        vocabulary=vocabulary,
+        max_context=description["max_context"],
+    )
 
 
 def save_weights(variant: Variant, path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from attune.models.base import Batch, DialogueVariant, Explanation
 from attune.models.decoding import Decoding, decode, stream
 from attune.platform import runs
-from attune.platform.batches import Layout, Stream, encode
+from attune.platform.batches import Stream, encode
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.corpora.samples import SAMPLES
 from attune.platform.errors import UsageError, unknown
@@ -89,8 +89,7 @@ class Responder:
             context_tokens=pl.Series([[next(tokens) for _ in range(n)] for n in counts]),
             context_roles=pl.Series([[roles[turn % 2] for turn in range(n)] for n in counts]),
         )
-        layout = Layout(separators=self.variant.needs.separators)
-        columns = encode(samples, self.model.vocabulary, layout=layout)
+        columns = encode(samples, self.model.vocabulary, layout=self.model.layout)
         [batch] = Stream(columns, size=len(conversations), shuffle=False).epoch()
         # Streams sort by length: put the rows back into the order they were asked in.
         order = batch["index"].argsort()

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -110,9 +110,14 @@ def read(folder: Path) -> Run:
         raise DataError(f"{path} is damaged: {error}") from error
 
 
-def all_runs() -> Iterator[Run]:
-    """Every run, oldest first."""
-    found = [read(path.parent) for path in folder_of_runs().glob(f"*/{RECORD}")]
+def all_runs(report: Callable[[str], None] = lambda _: None) -> Iterator[Run]:
+    """Every run, oldest first; what cannot be read is reported and passed over."""
+    found = []
+    for path in folder_of_runs().glob(f"*/{RECORD}"):
+        try:
+            found.append(read(path.parent))
+        except DataError as error:
+            report(str(error))
     yield from sorted(found, key=lambda run: (run.created, run.name))
 
 

@@ -164,12 +164,16 @@ def _finish(client: MlflowClient, run_id: str, run: Run) -> None:
 def log_evaluation(
     run: Run, split: str, decode: str, metrics: Mapping[str, float | None], answers: Path
 ) -> None:
-    """Add the metrics and the answers of `attune evaluate` to a run."""
-    named = {f"{split}/{name}": value for name, value in metrics.items()}
+    """Add the metrics and the answers of `attune evaluate` to a run.
+
+    `test/bleu` is of greedy answers, `test-beam/bleu` of beam search's: both can be looked at.
+    """
+    group = split if decode == "greedy" else f"{split}-{decode}"
+    named = {f"{group}/{name}": value for name, value in metrics.items()}
     step, now = run.result.get("best_step") or 0, _milliseconds()
     with _contact(run) as (client, run_id):
         with _quick():
-            client.set_tag(run_id, f"{split}/decode", decode)
+            client.set_tag(run_id, f"{group}/decode", decode)
         client.log_batch(run_id, metrics=list(_metrics(named, now, step)))
         client.log_artifact(run_id, str(answers), "answers")
 

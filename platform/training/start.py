@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from attune.models.base import PAIRED, Variant
 from attune.platform import runs, store
-from attune.platform.batches import Columns, Layout, encode
+from attune.platform.batches import Columns, encode
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import TOKENS, find_data, read_manifest, read_samples
 from attune.platform.errors import UsageError
@@ -156,6 +156,7 @@ def model_of(run: Run) -> runs.Model:
         vocabulary,
         EMOTIONS,
         vectors=vectors,
+        max_context=training.max_context,
         seed=run.seed,
     )
     if run.init is not None:
@@ -173,7 +174,7 @@ def begin_with(variant: Variant, folder: Path) -> None:
     variant.load_state_dict(shared, strict=False)
 
 
-def data_of(run: Run, variant: Variant) -> tuple[dict[str, Columns], Columns]:
+def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
     """The streams a variant trains on, and the paired samples it is judged by."""
     folder = Path(run.data["folder"])
     found = read_manifest(folder)["hash"]
@@ -182,15 +183,14 @@ def data_of(run: Run, variant: Variant) -> tuple[dict[str, Columns], Columns]:
             f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
             f"{run.data['hash'][:12]}): prepare it as it was, or begin a new run"
         )
-    vocabulary = Vocabulary.load(run.folder / runs.VOCABULARY)
-    layout = Layout(separators=variant.needs.separators, max_context=run.training["max_context"])
+    emotions = model.variant.facts.emotions
 
     def columns(stream: str) -> Columns:
         samples = read_samples(folder, stream)
-        return encode(samples, vocabulary, layout=layout, emotions=variant.facts.emotions)
+        return encode(samples, model.vocabulary, layout=model.layout, emotions=emotions)
 
     names = {PAIRED: "train"}
-    streams = {name: columns(names.get(name, name)) for name in variant.needs.streams}
+    streams = {name: columns(names.get(name, name)) for name in model.variant.needs.streams}
     return streams, columns("valid")
 
 

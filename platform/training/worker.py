@@ -23,5 +23,5 @@ def work(settings: dict[str, str]) -> None:
         rank=context.get_world_rank(), world_size=context.get_world_size(), device=device
     )
     model = start.model_of(run)
-    data, valid = start.data_of(run, model.variant)
+    data, valid = start.data_of(run, model)
     Training(run, model, data, valid, worker).go()

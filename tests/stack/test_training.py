@@ -41,18 +41,18 @@ def few_valid_samples(monkeypatch):
     """Looking at all of valid would take most of the time."""
     real = start.data_of
 
-    def fewer(run, variant):
-        streams, _ = real(run, variant)
+    def fewer(run, model):
+        streams, _ = real(run, model)
         samples = start.read_samples(start.Path(run.data["folder"]), "valid").head(40)
-        vocabulary = start.Vocabulary.load(run.folder / runs.VOCABULARY)
-        return streams, start.encode(samples, vocabulary, emotions=variant.facts.emotions)
+        emotions = model.variant.facts.emotions
+        return streams, start.encode(samples, model.vocabulary, emotions=emotions)
 
     monkeypatch.setattr(start, "data_of", fewer)
 
 
 def go(run):
     model = start.model_of(run)
-    data, valid = start.data_of(run, model.variant)
+    data, valid = start.data_of(run, model)
     return Training(run, model, data, valid).go()
 
 
@@ -169,7 +169,7 @@ def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
         == [1, 2]  # fmt: skip
     model = start.model_of(run)
-    longer = Training(run.changed(max_steps=100), model, *start.data_of(run, model.variant))
+    longer = Training(run.changed(max_steps=100), model, *start.data_of(run, model))
     assert [longer.steps_of(0), longer.steps_of(1)] == [25, 75]
 
 
@@ -184,7 +184,7 @@ def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
     assert result["steps"] == looks[-1][0] < 60
     assert len([step for step, _ in looks if step > best_step]) == 2
     model = runs.load(run.model)
-    _, valid = start.data_of(run, model.variant)
+    _, valid = start.data_of(run, model)
     [stage] = model.variant.stages()
     found = loop.evaluate(model.variant, stage, valid, loop.Worker())
     assert found["valid_loss"] == pytest.approx(best, rel=1e-6)

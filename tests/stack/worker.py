@@ -27,7 +27,7 @@ def main():
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
     run = store.read(Path(sys.argv[1]))
     model = start.model_of(run)
-    data, valid = start.data_of(run, model.variant)
+    data, valid = start.data_of(run, model)
     training = Stopping(run, model, data, valid, Worker(rank=rank, world_size=world_size))
     training.stop_at = int(sys.argv[2])
     training.go()

@@ -325,8 +325,18 @@ def test_evaluation_cuts_contexts_as_training_did(call):
         return spoken(done)["metrics"]["perplexity"]
 
     whole = perplexity()
-    store.find("second").changed(training={"max_context": 1})
+    folder = store.find("second").model
+    runs.save(dataclasses.replace(runs.load(folder), max_context=1), folder)
     assert perplexity() != whole
+
+
+@pytest.mark.usefixtures("home")
+def test_runs_passes_over_a_damaged_one_and_says_so(call):
+    path = store.find("first").folder / store.RECORD
+    path.write_text("{")
+    done = call("runs", "--json")
+    assert "first" not in {run["name"] for run in spoken(done)["runs"]}
+    assert f"{path} is damaged" in done.stderr
 
 
 @pytest.mark.usefixtures("home")
