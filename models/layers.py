@@ -265,9 +265,11 @@ class OutputLayer(nn.Module):
 
     def loss_sum(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross-entropy of real tokens: (N, D) and (N,), padding already left out."""
-        total: Tensor = _ChunkedCrossEntropy.apply(
-            self.reduce(hidden), self.weight, self.bias, targets, smoothing
-        )
+        reduced = self.reduce(hidden).to(self.weight.dtype)  # narrower where autocast is on
+        with torch.autocast(hidden.device.type, enabled=False):
+            total: Tensor = _ChunkedCrossEntropy.apply(
+                reduced, self.weight, self.bias, targets, smoothing
+            )
         return total
 
     def log_likelihood(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -17,9 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attune.models.base import Variant
-from attune.platform.runs import save_weights
-
 STANDING, WEIGHTS, ENGINES, SUMS = (
     "standing.json",
     "weights.safetensors",
@@ -53,8 +50,8 @@ class Standing:
 
 
 def write(
-    folder: Path, standing: Standing, variant: Variant, *, save_engines: Callable[[Path], None],
-    first: bool, barrier: Callable[[], None],
+    folder: Path, standing: Standing, *, save_engines: Callable[[Path], None],
+    save_weights: Callable[[Path], None], first: bool, barrier: Callable[[], None],
 ) -> None:  # fmt: skip
     """Write a checkpoint; every worker calls this, the first one does what only one may do."""
     final = folder / f"{standing.total:08d}"
@@ -64,9 +61,9 @@ def write(
         making.mkdir(parents=True)
     barrier()
     save_engines(making / ENGINES)
+    save_weights(making / WEIGHTS)
     barrier()
     if first:
-        save_weights(variant, making / WEIGHTS)
         (making / STANDING).write_text(json.dumps(dataclasses.asdict(standing)), encoding="utf-8")
         (making / SUMS).write_text(json.dumps(_sums(making), indent=1), encoding="utf-8")
         _to_disk(making)

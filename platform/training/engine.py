@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,20 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 class Player(nn.Module):
     """What one optimizer owns: some parts of a variant. Calling it computes loss terms."""
 
-    def __init__(self, variant: Variant, parts: tuple[str, ...]):
+    def __init__(self, variant: Variant, parts: tuple[str, ...], precision: str = "fp32"):
         super().__init__()
         self.parts = nn.ModuleDict({name: getattr(variant, name) for name in parts})
         self._variant = [variant]  # in a list, so that it is no sub-module
+        self.narrow = precision == "bf16"
 
     def forward(self, losses: str, batches: Batches, progress: Progress) -> Losses:
-        """The terms that a method of the variant computes."""
-        terms: Losses = getattr(self._variant[0], losses)(batches, progress)
+        """The terms that a method of the variant computes.
+
+        With bf16 only what is computed is half as wide: weights, gradients and Adam stay in fp32.
+        """
+        device = next(self.parameters()).device.type
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=self.narrow):
+            terms: Losses = getattr(self._variant[0], losses)(batches, progress)
         return terms
 
 
@@ -94,7 +102,6 @@ def settings(training: TrainingConfig, *, zero: int, universal: bool = False) ->
         "gradient_accumulation_steps": training.accumulation,
         # Written always: what DeepSpeed takes for an absent key has changed between releases.
         "gradient_clipping": training.gradient_clipping,
-        "bf16": {"enabled": training.precision == "bf16"},
         "zero_optimization": {**base["zero_optimization"], "stage": zero},
         "checkpoint": {"load_universal": universal},
     }
@@ -112,6 +119,18 @@ def to_universal(folder: Path, player: str, into: Path) -> None:
         raise DataError(
             f"{folder / player} cannot be converted for another number of workers:\n{done.stderr}"
         )
+
+
+@contextmanager
+def gathered(variant: Variant, zero: int) -> Iterator[None]:
+    """Within, the weights are whole on every worker, also where ZeRO 3 has spread them."""
+    if zero < 3:
+        yield
+        return
+    from deepspeed.runtime.zero import GatheredParameters
+
+    with GatheredParameters(list(variant.parameters())):
+        yield
 
 
 def join_workers() -> None:

@@ -36,7 +36,7 @@ from attune.platform.batches import Columns, Loaded, Stream
 from attune.platform.store import Run
 from attune.platform.training import checkpoints
 from attune.platform.training.checkpoints import Standing
-from attune.platform.training.engine import Engine, Player, to_universal
+from attune.platform.training.engine import Engine, Player, gathered, to_universal
 from attune.platform.training.metrics_file import MetricsFile
 from attune.platform.training.schedules import rate
 from attune.platform.training.settings import TrainingConfig
@@ -144,7 +144,7 @@ class Training:
         return max(1, self.training.max_epochs * len(self.streams[PAIRED].plan(0)) // draws)
 
     def _stage(self, standing: Standing, found: Path | None) -> Standing:
-        """A stage from where it stands; the variant then has the stage's best weights."""
+        """A stage from where it stands; for the next one the variant gets the best weights."""
         stage, steps = self.stages[standing.stage], self.steps_of(standing.stage)
         if standing.stage_over:  # it had ended when the run was interrupted
             self._load_best(standing.stage)
@@ -182,7 +182,7 @@ class Training:
             engine.close()
         for stream in batches.values():
             stream.close()  # type: ignore[attr-defined]
-        if standing.stage_over:
+        if standing.stage_over and standing.stage + 1 < len(self.stages):
             self._load_best(standing.stage)
         return standing
 
@@ -281,8 +281,10 @@ class Training:
         value = -value if "accuracy" in stage.metric else value
         if standing.best is not None and not value < standing.best:
             return dataclasses.replace(standing, waited=standing.waited + 1)
-        if self.worker.first:
-            _replace(self._best_of(standing.stage), lambda folder: runs.save(self.model, folder))
+        with gathered(self.variant, self.run.zero):
+            if self.worker.first:
+                best = self._best_of(standing.stage)
+                _replace(best, lambda folder: runs.save(self.model, folder))
         return dataclasses.replace(
             standing, best=value, best_step=standing.total, best_metrics=found, waited=0
         )
@@ -308,7 +310,10 @@ class Training:
         engines = {}
         for player, parts in stage.players.items():
             engine = Engine(
-                Player(self.variant, parts), self.training, zero=self.run.zero, universal=universal
+                Player(self.variant, parts, self.training.precision),
+                self.training,
+                zero=self.run.zero,
+                universal=universal,
             )
             if folder is not None:
                 engine.load(folder, player)
@@ -339,12 +344,17 @@ class Training:
             for player, engine in engines.items():
                 engine.save(folder, player)
 
+        def save_weights(path: Path) -> None:
+            with gathered(self.variant, self.run.zero):
+                if self.worker.first:
+                    runs.save_weights(self.variant, path)
+
         here = dataclasses.replace(standing, workers=self.worker.world_size, zero=self.run.zero)
         checkpoints.write(
             self.run.checkpoints,
             here,
-            self.variant,
             save_engines=save_engines,
+            save_weights=save_weights,
             first=self.worker.first,
             barrier=self.worker.barrier,
         )

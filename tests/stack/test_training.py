@@ -163,6 +163,33 @@ def test_accumulation_changes_nothing(begin):
             assert other[name] == pytest.approx(value, rel=1e-4), (step, name)
 
 
+def test_zero_3_gives_what_zero_0_gives_and_resumes(begin, monkeypatch):
+    whole = begin("dummy", "whole", max_steps=8)
+    spread = begin("dummy", "spread", max_steps=8, zero=3, checkpoint_every=3)
+    assert go(whole)
+    with monkeypatch.context() as patched:
+        kill_at(patched, 5)
+        with pytest.raises(Killed):
+            go(spread)
+    assert go(spread)
+    for (step, one), (_, other) in zip(logged(whole), logged(spread), strict=True):
+        assert other == pytest.approx(one, rel=1e-5), step
+    for name, tensor in weights(whole).items():
+        assert torch.allclose(tensor, weights(spread)[name], atol=1e-5), name
+
+
+def test_bf16_learns_nearly_as_fp32(begin):
+    wide = begin("multi-trs", "wide", max_steps=5)
+    narrow = begin("multi-trs", "narrow", max_steps=5, precision="bf16")
+    assert go(wide)
+    assert go(narrow)
+    assert logged(wide) != logged(narrow)
+    for (step, one), (_, other) in zip(logged(wide), logged(narrow), strict=True):
+        key = "loss" if "loss" in one else "valid_loss"
+        assert other[key] == pytest.approx(one[key], rel=1e-2), step
+    assert all(tensor.dtype == torch.float32 for tensor in weights(narrow).values())
+
+
 def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     run = begin("emoprepend-1", "short", max_steps=1)
     assert go(run)
