@@ -13,6 +13,10 @@ from attune.platform.corpora.prepare import prepare, read_samples
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training import settings
 
+# One thread: the same sums whatever the machine, and no fight for cores with Ray's processes, which
+# makes OpenMP ten times slower.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):

@@ -5,7 +5,6 @@ fault, to show that each function notices the fault it is there for.
 """
 
 import dataclasses
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 from attune.models.base import PAIRED, Batch, DialogueVariant, Progress, Variant
 from attune.models.decoding import Decoding, decode
 from attune.platform import runs
+from attune.platform.training.loop import total_loss, trainable_only
 
 
 def stage_losses(variant: Variant, batch: Batch):
@@ -25,26 +25,9 @@ def stage_losses(variant: Variant, batch: Batch):
                 yield stage, update, method({PAIRED: batch}, Progress(step=1, share=0.1))
 
 
-@contextmanager
-def trainable_only(variant: Variant, parts):
-    frozen = [p for n, p in variant.named_parameters() if n.split(".")[0] not in parts]
-    frozen = [p for p in frozen if not any(p is q for q in parameters_of(variant, parts))]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-
-
 def parameters_of(variant: Variant, parts):
     found = {id(p): p for part in parts for p in getattr(variant, part).parameters()}
     return list(found.values())
-
-
-def total(update, losses):
-    return sum(weight * losses[name] for name, weight in update.weights.items())
 
 
 def rows_of(batch: Batch, rows) -> Batch:
@@ -100,7 +83,7 @@ def check_each_player_moves_itself_and_nobody_else(variant, batch):
             with trainable_only(variant, parts):
                 losses = getattr(variant, update.losses)({PAIRED: batch}, Progress())
                 variant.zero_grad()
-                total(update, losses).backward()
+                total_loss(update, losses).backward()
                 for name, p in variant.named_parameters():
                     if any(p is q for q in mine):
                         assert p.grad is not None, f"{name} gets no gradient"
@@ -218,7 +201,7 @@ def train(variant: Variant, batches, *, steps: int, rate: float = 3e-3) -> dict[
                     batch = batches[step % len(batches)]
                     losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
                     optimizer.zero_grad()
-                    total(update, losses).backward()
+                    total_loss(update, losses).backward()
                     nn.utils.clip_grad_norm_(
                         parameters_of(variant, stage.players[update.player]), 1.0
                     )

@@ -22,8 +22,9 @@ from attune.platform.corpora.prepare import read_samples
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import score
 from attune.platform.training import settings
+from attune.platform.training.loop import total_loss, trainable_only
 from attune.platform.training.schedules import rate
-from tests.contract import parameters_of, total, trainable_only
+from tests.contract import parameters_of
 
 CHANCE = 1 / len(EMOTIONS)
 
@@ -51,7 +52,7 @@ def epochs(variant, stage, columns, training, *, seed=0):
                 progress = Progress(step=step, share=step / steps)
                 losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
                 optimizer.zero_grad()
-                total(update, losses).backward()
+                total_loss(update, losses).backward()
                 nn.utils.clip_grad_norm_(parameters, training.gradient_clipping)
                 optimizer.step()
                 step += 1
