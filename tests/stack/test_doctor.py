@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mlflow
 import pytest
 import ray
+from mlflow import MlflowClient
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +19,9 @@ def cluster():
 
 
 def test_doctor_sees_the_cluster_and_the_runs(cluster, tmp_path):
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     for _ in range(2):
-        with mlflow.start_run():
-            mlflow.log_metric("loss", 1.0)
+        client.log_metric(client.create_run("0").info.run_id, "loss", 1.0)
     environment = {**os.environ, "ATTUNE_HOME": str(tmp_path), "RAY_ADDRESS": cluster}
     done = subprocess.run(
         [str(Path(sys.executable).parent / "attune"), "doctor", "--json"],

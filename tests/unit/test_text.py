@@ -93,8 +93,8 @@ def test_embedding_projects_only_where_it_must():
     vectors = torch.arange(12.0).reshape(4, 3)
     same = WordEmbedding(4, 3, vectors=vectors)
     embedded = same(torch.tensor([[1, 2]]))
-    # The vectors' directions, at a spread of 1.
-    assert torch.allclose(embedded, vectors[[1, 2]][None] / vectors.std())
+    # The vectors' directions, at a spread of 1 / sqrt(dimension).
+    assert torch.allclose(embedded, vectors[[1, 2]][None] / vectors.std() / 3**0.5)
     wider = WordEmbedding(4, 5, vectors=vectors)
     out = wider(torch.tensor([[1, 2]]))
     assert out.shape == (1, 2, 5)
