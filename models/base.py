@@ -178,6 +178,9 @@ class Explanation:
 class DialogueVariant(Variant):
     """What decoding, perplexity, the page and the tables need beyond training."""
 
+    likelihood_term: ClassVar[str | None] = None
+    """The loss term that outside training is the mean of `-log_likelihood`, so that perplexity need
+    not be computed beside it; None where the losses are told what evaluation has to predict."""
     controls: ClassVar[Mapping[str, Sequence[str]]] = {}
     """What a user may set for an answer (an intent, say), and to what."""
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+LINE = 16
+"""Floats in a cache line."""
 CHUNK_BYTES = 32 * 2**20
 """A tensor above this size is mapped and faulted anew by the allocator each time it is made."""
 
@@ -268,17 +270,19 @@ class OutputLayer(nn.Module):
         reduced = self.reduce(hidden).to(self.weight.dtype)  # narrower where autocast is on
         with torch.autocast(hidden.device.type, enabled=False):
             total: Tensor = _ChunkedCrossEntropy.apply(
-                reduced, self.weight, self.bias, targets, smoothing
+                reduced, self.weight, self.bias, targets, smoothing, torch.is_grad_enabled()
             )
         return total
 
+    @torch.no_grad()
     def log_likelihood(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """(N,) unsmoothed log-probability of each target."""
-        reduced, parts = self.reduce(hidden), []
-        for rows in _chunks(len(targets), len(self.bias)):
-            logits = F.linear(reduced[rows], self.weight, self.bias)
-            parts.append(-F.cross_entropy(logits, targets[rows], reduction="none"))
-        return torch.cat(parts) if parts else hidden.new_zeros(0)
+        """(N,) unsmoothed log-probability of each target, to look at and not to learn from."""
+        reduced, values = self.reduce(hidden), hidden.new_zeros(len(targets))
+        for rows, logits in _in_chunks(reduced, self.weight, self.bias):
+            values[rows] = logits.gather(1, targets[rows, None]).squeeze(1)
+            highest = logits.amax(dim=1)
+            values[rows] -= logits.sub_(highest[:, None]).exp_().sum(dim=1).log_() + highest
+        return values
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -290,31 +294,32 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float
-    ) -> Tensor:
-        learns = any(ctx.needs_input_grad[:3])
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float,
+        learns: bool,
+    ) -> Tensor:  # fmt: skip
         total = hidden.new_zeros((), dtype=torch.float32)
-        grad_hidden = torch.empty_like(hidden) if learns else None
-        grad_weight = torch.zeros_like(weight) if learns else None
-        grad_bias = torch.zeros_like(bias) if learns else None
-        for rows in _chunks(len(targets), len(bias)):
-            part, target = hidden[rows], targets[rows, None]
-            logits = torch.addmm(bias, part, weight.t())
-            normaliser = logits.logsumexp(dim=1, keepdim=True)
-            loss = normaliser - logits.gather(1, target)
+        grad_hidden, grad_bias = torch.empty_like(hidden), torch.zeros_like(bias)
+        grad_weight = _aligned(*weight.shape, like=weight) if learns else weight
+        for rows, logits in _in_chunks(hidden, weight, bias):
+            target = targets[rows, None]
+            wanted = (1 - smoothing) * logits.gather(1, target)
             if smoothing:
-                uniform = normaliser - logits.mean(dim=1, keepdim=True)
-                loss = (1 - smoothing) * loss + smoothing * uniform
-            total += loss.sum()
-            if grad_hidden is None or grad_weight is None or grad_bias is None:
+                wanted += smoothing * logits.mean(dim=1, keepdim=True)
+            highest = logits.amax(dim=1, keepdim=True)
+            exponentials = logits.sub_(highest).exp_()
+            sums = exponentials.sum(dim=1, keepdim=True)
+            total += (sums.log() + highest - wanted).sum()
+            if not learns:
                 continue
-            grad = logits.sub_(normaliser).exp_()  # softmax
-            grad.scatter_add_(1, target, torch.full_like(normaliser, smoothing - 1))
+            grad = exponentials.div_(sums)  # softmax
+            grad.scatter_add_(1, target, torch.full_like(sums, smoothing - 1))
             if smoothing:
                 grad.sub_(smoothing / grad.shape[1])
             torch.mm(grad, weight, out=grad_hidden[rows])
-            grad_weight.addmm_(grad.t(), part)
+            grad_weight.addmm_(grad.t(), hidden[rows], beta=float(rows.start > 0))
             grad_bias.add_(grad.sum(dim=0))
+        if learns and not len(targets):
+            grad_weight.zero_()
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         return total
 
@@ -322,9 +327,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         grads = (grad_hidden * grad_total, grad_weight * grad_total, grad_bias * grad_total)
-        return (*grads, None, None)
+        return (*grads, None, None, None)
 
 
-def _chunks(rows: int, num_tokens: int) -> list[slice]:
-    size = max(1, CHUNK_BYTES // (4 * num_tokens))
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+def _aligned(rows: int, columns: int, *, like: Tensor) -> Tensor:
+    """An empty matrix whose rows begin at cache lines, which lets a product be written into it
+    half as fast again."""
+    return like.new_empty(rows, math.ceil(columns / LINE) * LINE)[:, :columns]
+
+
+def _in_chunks(hidden: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Some rows and their logits, which the next ones overwrite."""
+    size = max(1, min(len(hidden), CHUNK_BYTES // (4 * len(bias))))
+    room = _aligned(size, len(bias), like=hidden)
+    for start in range(0, len(hidden), size):
+        rows = slice(start, min(start + size, len(hidden)))
+        yield rows, torch.addmm(bias, hidden[rows], weight.t(), out=room[: rows.stop - start])

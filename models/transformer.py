@@ -72,6 +72,7 @@ class Transformer(DialogueVariant):
     system = "Transformer"
     paper = "Vaswani et al. 2017"
     Config = TransformerConfig
+    likelihood_term = "nll"
     presets: ClassVar = {
         "tiny": {"width": 32, "key_depth": 32, "filter_width": 64, "tied": True},
         "small": {
@@ -167,9 +168,8 @@ class Transformer(DialogueVariant):
     def nll(self, batch: Batch, source: Tensor, mask: Tensor) -> Tensor:
         """The mean negative log-likelihood of the global batch's response tokens."""
         hidden, real = self._decoded(batch, source, mask)
-        total = self.output.loss_sum(
-            hidden[real], batch["response"][real], self.config.label_smoothing
-        )
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        total = self.output.loss_sum(hidden[real], batch["response"][real], smoothing)
         return total / batch.tokens
 
     def _decoded(self, batch: Batch, source: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -174,6 +174,18 @@ def check_steps_equal_all_at_once(variant, batch):
     assert torch.allclose(stepwise, variant.log_likelihood(batch), atol=1e-4)
 
 
+@torch.no_grad()
+def check_likelihood_term(variant, batch):
+    """Perplexity may be read off the loss term that is said to be the likelihood."""
+    variant.eval()
+    terms = {
+        name: term for _, _, terms in stage_losses(variant, batch) for name, term in terms.items()
+    }
+    if variant.likelihood_term is not None:
+        expected = -variant.log_likelihood(batch).sum() / batch.tokens
+        assert torch.allclose(terms[variant.likelihood_term], expected, rtol=1e-5)
+
+
 def check_answers_are_text(model: runs.Model, batch):
     model.variant.eval()
     for method in ("greedy", "beam", "topk", "nucleus"):

@@ -424,7 +424,7 @@ def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -
             for name, term in terms.items():
                 add(f"valid_{name}", term)
             add("valid_loss", total_loss(update, terms))
-        if isinstance(variant, DialogueVariant):
+        if isinstance(variant, DialogueVariant) and not _known(variant, sums):
             add("log_likelihood", variant.log_likelihood(batch).sum() / tokens)
         for name, predicted in variant.predict(batch).items():
             right = predicted.argmax(dim=-1) == batch[name]
@@ -433,9 +433,17 @@ def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -
     names = sorted(sums)
     values = worker.mean(torch.stack([sums[name] for name in names])) * worker.world_size
     found = dict(zip(names, values.tolist(), strict=True))
-    if "log_likelihood" in found:
-        found["valid_perplexity"] = math.exp(min(-found.pop("log_likelihood"), 700.0))
+    if isinstance(variant, DialogueVariant):
+        term = _known(variant, found)
+        nll = found[term] if term else -found.pop("log_likelihood")
+        found["valid_perplexity"] = math.exp(min(nll, 700.0))
     return found
+
+
+def _known(variant: DialogueVariant, found: Mapping[str, Any]) -> str | None:
+    """The name under which the likelihood of valid's responses is found among the loss terms."""
+    term = f"valid_{variant.likelihood_term}"
+    return term if term in found else None
 
 
 def _draws(stage: Stage) -> int:

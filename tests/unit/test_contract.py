@@ -80,6 +80,11 @@ class CarelessSelect(Transformer):
         return {**super().select(state, rows), "past": state["past"]}
 
 
+class SmoothsItsLikelihood(Transformer):
+    def nll(self, batch, source, mask):
+        return 0.9 * super().nll(batch, source, mask) + 0.1
+
+
 class CannotLearn(MultiTransformer):
     def losses(self, batches, progress):
         return {name: term * 0 + 1 for name, term in super().losses(batches, progress).items()}
@@ -109,6 +114,7 @@ def faulty(vocabulary, monkeypatch):
         (SeesPadding, contract.check_a_batch_gives_what_its_samples_give),
         (WrongPositions, contract.check_steps_equal_all_at_once),
         (CarelessSelect, contract.check_steps_equal_all_at_once),
+        (SmoothsItsLikelihood, contract.check_likelihood_term),
     ],
 )
 def test_faults_are_noticed(faulty, batch, variant, check):

@@ -71,6 +71,10 @@ def test_chunked_loss_is_cross_entropy(monkeypatch, smoothing, chunk):
     assert torch.allclose(plain, ours, rtol=1e-5)
     for one, other in zip(gradients(plain), gradients(ours), strict=True):
         assert torch.allclose(one, other, atol=1e-4)
+    with torch.no_grad():
+        assert torch.allclose(output.loss_sum(hidden, targets, smoothing), ours)
+    nothing = output.loss_sum(hidden[:0], targets[:0], smoothing)
+    assert not any(grad.any() for grad in gradients(nothing))
     log_likelihood = output.log_likelihood(hidden, targets)
     expected = -F.cross_entropy(output.logits(hidden), targets, reduction="none")
     assert torch.allclose(log_likelihood, expected, atol=1e-5)

@@ -62,6 +62,10 @@ def test_steps_equal_all_at_once(dialogue, batch):
     contract.check_steps_equal_all_at_once(dialogue.variant, batch)
 
 
+def test_likelihood_term(dialogue, batch):
+    contract.check_likelihood_term(dialogue.variant, batch)
+
+
 def test_answers_are_text(dialogue, batch):
     contract.check_answers_are_text(dialogue, batch)
 
