@@ -1,9 +1,6 @@
 """`attune variants`: what can be trained, and with which settings."""
 
-import ast
 import dataclasses
-import inspect
-import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +11,7 @@ from rich.markup import escape
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import table
 from attune.models import VARIANTS
+from attune.platform.docstrings import field_help
 
 if TYPE_CHECKING:
     from attune.models.base import Between, Choice
@@ -49,24 +47,6 @@ def variants(
         _show_one(screen, found[0])
     if as_json:
         print_json({"variants": found})
-
-
-def field_help(dataclass: type) -> dict[str, str]:
-    """The docstring of each field, its own or inherited; Python keeps them in the source only."""
-    found: dict[str, str] = {}
-    for one in reversed(dataclass.__mro__):
-        if not dataclasses.is_dataclass(one):
-            continue
-        [definition] = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, text in zip(definition.body, definition.body[1:], strict=False):
-            match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=key)),
-                    ast.Expr(value=ast.Constant(value=str(words))),
-                ):
-                    found[key] = " ".join(words.split())
-    return found
 
 
 def _all_described() -> list[dict[str, Any]]:
