@@ -72,6 +72,37 @@ class Responder:
             tokens.append(token)
             yield self._text(tokens)
 
+    # As a decorator, since it then holds in each thread that asks for a next token; a `with` around
+    # the `yield` would hold in the first one alone, and for ever. The page asks from many threads.
+    @torch.no_grad()
+    def follow(
+        self,
+        conversation: Sequence[str],
+        decoding: Decoding = Decoding(),  # noqa: B008
+        controls: Mapping[str, str] | None = None,
+    ) -> Iterator[Answer]:
+        """What the model reads in the conversation, then its answer as it grows, then all of it.
+
+        Seconds count the model's own time, not what passes before the next token is asked for.
+        """
+        started = time.perf_counter()
+        self._check(controls)
+        batch = self._batch([conversation])
+        [explanation] = self.variant.explain(batch)
+        coming = stream(self.variant, batch, decoding, controls)
+        tokens: list[int] = []
+        seconds = 0.0
+        while True:
+            seconds += time.perf_counter() - started
+            yield Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
+            started = time.perf_counter()
+            token = next(coming, None)
+            if token is None:
+                break
+            tokens.append(token)
+        seconds += time.perf_counter() - started
+        yield Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
+
     def _batch(self, conversations: Sequence[Sequence[str]]) -> Batch:
         for number, turns in enumerate(conversations, start=1):
             if len(turns) % 2 == 0 or not all(turn.strip() for turn in turns):
