@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from attune.jobs import data, doctor, evaluate, respond, runs, submit, train, variants
+from attune.jobs import data, doctor, evaluate, respond, runs, submit, train, ui, variants
 from attune.platform.errors import DataError, UsageError
 from attune.platform.home import home
 
@@ -38,6 +38,7 @@ app.command()(variants.variants)
 app.command()(runs.runs)
 app.command()(respond.respond)
 app.command()(evaluate.evaluate)
+app.command()(ui.ui)
 
 
 def _version(wanted: bool) -> None:

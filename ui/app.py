@@ -1,0 +1,75 @@
+"""The page: built from its tabs, and shown until somebody ends it."""
+
+import os
+from pathlib import Path
+
+# Before gradio is imported: it would otherwise ask the network about newer versions of itself.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import gradio as gr
+import torch
+
+from attune.ui import talk
+from attune.ui.offer import Offer
+
+STYLE = Path(__file__).with_name("page.css")
+HEADER = """<header><h1>Attune</h1><p>Talk to your runs, and compare how each of them answers and
+which emotion it reads.</p></header>"""
+SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
+MONO = ("ui-monospace", "Menlo", "Consolas", "monospace")
+
+
+def build(offer: Offer) -> gr.Blocks:
+    """The page with all its tabs."""
+    page = gr.Blocks(title="Attune", analytics_enabled=False, fill_width=True)
+    with page:
+        gr.HTML(HEADER)
+        talk.build(page, offer)
+    return page
+
+
+def start(offer: Offer, host: str, port: int) -> gr.Blocks:
+    """Serve the page from threads of this process; `close()` ends it."""
+    # Several small models answer at once: more threads for each would only fight for the cores.
+    torch.set_num_threads(1)
+    page = build(offer)
+    page.launch(
+        server_name=host,
+        server_port=port,
+        prevent_thread_lock=True,
+        quiet=True,
+        inbrowser=False,
+        inline=False,
+        share=False,
+        allowed_paths=[],
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=[],
+        mcp_server=False,
+        ssr_mode=False,
+        pwa=False,
+        max_file_size="1mb",
+        theme=_theme(),
+        css_paths=STYLE,
+    )
+    return page
+
+
+def _theme() -> gr.themes.Base:
+    """Calm colours, and fonts that every machine has: none is fetched."""
+    return gr.themes.Default(
+        primary_hue="teal",
+        secondary_hue="teal",
+        neutral_hue="slate",
+        radius_size="lg",
+        font=SANS,
+        font_mono=MONO,
+    ).set(  # quiet text and buttons that still have the contrast to be read easily
+        body_text_color_subdued="*neutral_500",
+        block_info_text_color="*neutral_500",
+        input_placeholder_color="*neutral_500",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_600",
+    )

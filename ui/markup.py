@@ -1,0 +1,83 @@
+"""HTML of conversations and answers. All text passes through `escape`: what a model or a person
+says is never markup."""
+
+from html import escape
+from typing import Literal
+
+from attune.models.base import Explanation
+from attune.platform.serving import Answer
+from attune.platform.store import Run
+from attune.ui.conversation import Conversation
+
+SHOWN_EMOTIONS = 5
+
+State = Literal["empty", "waiting", "answering", "done", "failed"]
+"""Of a pane; scripts that drive the page wait for it."""
+
+
+def conversation(turns: Conversation) -> str:
+    """The turns so far, the speaker's to the left."""
+    if not turns:
+        hint = "Nothing said yet. Type what the speaker says, or pick an example."
+        return f'<div class="conversation"><p class="quiet">{hint}</p></div>'
+    said = []
+    for place, turn in enumerate(turns):
+        role = ("speaker", "listener")[place % 2]
+        who = f"{role} · {turn.by}" if turn.by else role
+        said.append(
+            f'<div class="turn {role}"><span class="who">{escape(who)}</span>'
+            f"<p>{escape(turn.text)}</p></div>"
+        )
+    return f'<div class="conversation" role="log" aria-label="Conversation">{"".join(said)}</div>'
+
+
+def empty(run: Run) -> str:
+    """A pane that has not been asked."""
+    return _pane(run, "empty", '<p class="quiet">No answer yet.</p>')
+
+
+def waiting(run: Run) -> str:
+    """A pane whose model is being loaded."""
+    return _pane(run, "waiting", '<p class="quiet">Thinking …</p>')
+
+
+def answer(run: Run, made: Answer, *, done: bool) -> str:
+    """An answer, as far as it goes, and what the model reads in the conversation."""
+    if made.text or not done:
+        text = f'<p class="answer">{escape(made.text)}</p>'
+    else:
+        text = '<p class="answer quiet">(it says nothing)</p>'
+    seconds = f'<p class="quiet seconds">{made.seconds:.2f} s</p>' if done else ""
+    return _pane(run, "done" if done else "answering", text + emotions(made.explanation) + seconds)
+
+
+def problem(run_name: str, message: str) -> str:
+    """A pane that could not answer."""
+    return (
+        f'<div class="pane" data-state="failed" role="alert"><h3>{escape(run_name)}</h3>'
+        f'<p class="problem">{escape(message)}</p></div>'
+    )
+
+
+def emotions(explanation: Explanation) -> str:
+    """The likeliest emotions as bars."""
+    if not explanation.emotion:
+        return '<p class="quiet">This variant does not predict an emotion.</p>'
+    shares = explanation.emotion
+    likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
+    bars = "".join(
+        f'<li><span class="name">{escape(name)}</span><span class="track">'
+        f'<span class="bar" style="width:{shares[name]:.1%}"></span></span>'
+        f'<span class="share">{shares[name]:.0%}</span></li>'
+        for name in likeliest
+    )
+    return f'<ul class="emotions" aria-label="Emotion it reads in the conversation">{bars}</ul>'
+
+
+def _pane(run: Run, state: State, content: str) -> str:
+    return (
+        f'<div class="pane" data-state="{state}" role="group" '
+        f'aria-label="Answer of {escape(run.name)}">'
+        f'<h3>{escape(run.name)}</h3><span class="variant">{escape(run.variant)}</span>'
+        f"{content}</div>"
+    )
