@@ -8,7 +8,7 @@ SOURCE ?= bundled
 LINKS := $(VENV)/links/attune
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench browser picture clean
 
 install: $(INSTALLED)
 
@@ -27,7 +27,7 @@ demo: install
 	$(VENV)/bin/attune data prepare --source bundled --out .attune/data/bundled
 	$(VENV)/bin/attune data inspect .attune/data/bundled
 
-test: install
+test: install browser
 	$(VENV)/bin/python -m pytest
 
 lint: install
@@ -39,6 +39,16 @@ lint: install
 
 bench: install
 	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE)
+
+# The page is tested and photographed in Chromium: the machine's, or one that is installed here.
+browser: install
+	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium >/dev/null; then :; \
+	elif $(VENV)/bin/playwright install chromium; then :; \
+	else echo "The tests of the page need a browser: install chromium with your package manager"; exit 1; fi
+
+picture: browser
+	$(VENV)/bin/python -m attune.jobs.picture $(RUNS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
