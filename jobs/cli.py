@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from attune.jobs import data, doctor, evaluate, respond, runs, submit, train, ui, variants
+from attune.jobs import data, demo, doctor, evaluate, respond, runs, submit, train, ui, variants
 from attune.platform.errors import DataError, UsageError
 from attune.platform.home import home
 
@@ -32,6 +32,7 @@ Begin with `attune doctor`, which says whether this machine has all it needs, an
 )
 app.add_typer(data.app, name="data")
 app.command()(doctor.doctor)
+app.command()(demo.demo)
 app.command()(train.train)
 app.command()(submit.submit)
 app.command()(variants.variants)

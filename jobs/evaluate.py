@@ -81,7 +81,7 @@ def evaluate(
     if name is not None:
         run = options.trained_run(name)
         decoding = options.decoding(decode, options.changes(settings))
-        result = _of_run(run, data, split or TEST, decoding)
+        result = of_run(run, data, split or TEST, decoding)
     else:
         assert answers is not None
         given = {"--data": data, "--split": split, "--decode": decode, "--set": settings}
@@ -89,13 +89,14 @@ def evaluate(
             raise UsageError(f"{useless[0]} is for a RUN: the answers in a file are made already")
         result = _of_file(answers)
     _show(console(as_json), result)
-    if run is not None and run.run_id is not None:
-        _log(run, result)
+    if run is not None:
+        log(run, result)
     if as_json:
         print_json(result)
 
 
-def _of_run(run: "Run", data: str | None, split: str, decoding: "Decoding") -> dict[str, Any]:
+def of_run(run: "Run", data: str | None, split: str, decoding: "Decoding") -> dict[str, Any]:
+    """What the command's JSON says, with the answers kept in the run's folder."""
     import polars as pl
 
     from attune.platform.corpora.conversations import SPLITS
@@ -166,9 +167,12 @@ def _of_file(path: Path) -> dict[str, Any]:
     }
 
 
-def _log(run: "Run", result: dict[str, Any]) -> None:
+def log(run: "Run", result: dict[str, Any]) -> None:
+    """Tell MLflow of it, where the run is tracked."""
     from attune.platform.tracking import log_evaluation
 
+    if run.run_id is None:
+        return
     answers = Path(result["answers"])
     log_evaluation(run, result["split"], result["decode"], result["metrics"], answers)
 

@@ -137,7 +137,7 @@ class Transformer(DialogueVariant):
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T)."""
         source, mask = self.read(batch)
-        hidden, real = self._decoded(batch, source, mask)
+        hidden, real = self.decoded(batch, source, mask)
         values = hidden.new_zeros(real.shape)
         values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
         return values
@@ -167,12 +167,12 @@ class Transformer(DialogueVariant):
 
     def nll(self, batch: Batch, source: Tensor, mask: Tensor) -> Tensor:
         """The mean negative log-likelihood of the global batch's response tokens."""
-        hidden, real = self._decoded(batch, source, mask)
+        hidden, real = self.decoded(batch, source, mask)
         smoothing = self.config.label_smoothing if self.training else 0.0
         total = self.output.loss_sum(hidden[real], batch["response"][real], smoothing)
         return total / batch.tokens
 
-    def _decoded(self, batch: Batch, source: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def decoded(self, batch: Batch, source: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states (B, T, D) that predict the response, and (B, T) where it is real."""
         response = batch["response"]
         start = response.new_full((len(response), 1), self.facts.specials["<sos>"])

@@ -69,6 +69,7 @@ from attune.platform.errors import UsageError
 from attune.platform.home import home
 from attune.platform.settings import find_variant
 from attune.platform.store import RECORD, Run
+from attune.platform.training import checkpoints
 
 ADDRESS = "MLFLOW_TRACKING_URI"
 QUICK = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
@@ -129,7 +130,7 @@ def reopen(run: Run) -> None:
 
 
 def finish(run: Run, answers: pl.DataFrame | None = None) -> bool:
-    """Say what came of a run: outcome, best metrics, sample answers, and the model itself.
+    """Say what came of a run: outcome, best metrics, sample answers, last checkpoint, the model.
 
     A store that is away does not spoil the run: it returns False, and `flush` says it later. It may
     be said again, too, by a run that was resumed.
@@ -154,6 +155,9 @@ def _finish(client: MlflowClient, run_id: str, run: Run) -> None:
     if (run.folder / SAMPLES).exists():  # by this tag MLflow shows it as a table
         table = json.dumps([{"path": SAMPLES, "type": "table"}])
         client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, table)
+    checkpoint = checkpoints.newest(run.checkpoints)
+    if checkpoint is not None and run.training["track_checkpoint"]:
+        client.log_artifacts(run_id, str(checkpoint), f"checkpoints/{checkpoint.name}")
     if run.result.get("best_step") is not None:
         client.set_tag(run_id, "best_step", run.result["best_step"])
     model_id = _log_model(client, run_id, run) if run.model.is_dir() else None

@@ -74,6 +74,11 @@ def write(
     barrier()
 
 
+def newest(folder: Path) -> Path | None:
+    """The last that was written, whether or not it is damaged since."""
+    return next(reversed(_all(folder)), None)
+
+
 def last_good(folder: Path, report: Callable[[str], None]) -> Path | None:
     """The newest checkpoint whose checksums are right; damaged ones are reported."""
     for path in reversed(_all(folder)):

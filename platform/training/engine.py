@@ -60,6 +60,10 @@ class Engine:
             optimizer=optimizer,
             config=settings(training, zero=zero, universal=universal),
         )
+        if zero == 0 and self.engine.dp_world_size == 1:
+            # There is nobody to average with, and DeepSpeed would still copy every gradient to and
+            # fro: a fifth of a step.
+            self.engine.enable_backward_allreduce = False
 
     def __call__(self, losses: str, batches: Batches, progress: Progress) -> Losses:
         """Loss terms, with gradients."""

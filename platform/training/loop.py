@@ -8,6 +8,7 @@ does exactly what it would have done.
 import dataclasses
 import json
 import math
+import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -366,6 +367,7 @@ class Training:
             "steps": standing.total,
             "seconds": standing.total_seconds,
             "best_step": standing.best_step,
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "metrics": standing.best_metrics,
         }
         _write(self.run.folder / RESULT, result)

@@ -49,10 +49,15 @@ class TrainingConfig:
     """Looks without improvement after which a stage ends; 0 never ends early."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 makes one at each look."""
+    track_checkpoint: bool = True
+    """Whether MLflow gets the last checkpoint too, and not only the best model."""
     log_every: int = 10
     """Steps between logged losses."""
     max_context: int | None = None
     """Context tokens to keep, counted from the end."""
+    vocabulary: Literal["train", "everything"] = "train"
+    """Whose tokens are known; `everything` is the papers' code's vocabulary, which has seen valid
+    and test."""
     vocabulary_size: int | None = None
     """Tokens to know at most; the rest is `<unk>`."""
     min_count: int = 1

@@ -81,6 +81,7 @@ def new_run(
         if first is not None
         else Vocabulary.build(
             pl.read_parquet(folder / TOKENS),
+            column=training.vocabulary,
             min_count=training.min_count,
             max_size=training.vocabulary_size,
             always=EMOTIONS,

@@ -7,7 +7,7 @@ import ray.train
 import ray.train.torch
 import torch
 
-from attune.platform import store
+from attune.platform import memory, store
 from attune.platform.training import engine, start
 from attune.platform.training.loop import Training, Worker
 
@@ -15,6 +15,7 @@ from attune.platform.training.loop import Training, Worker
 def work(settings: dict[str, str]) -> None:
     """Train the run in a folder, from its last checkpoint on."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    memory.keep_freed()
     run = store.read(Path(settings["folder"]))
     context = ray.train.get_context()
     engine.join_workers()

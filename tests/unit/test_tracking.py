@@ -60,7 +60,12 @@ def new_run(home, prepared, build):
             variant="dummy",
             preset="tiny",
             config=asdict(model.variant.config),
-            training={"learning_rate": 0.001, "word_vectors": None, "deep": {"a": [1, 2]}},
+            training={
+                "learning_rate": 0.001,
+                "word_vectors": None,
+                "track_checkpoint": True,
+                "deep": {"a": [1, 2]},
+            },
             data={
                 "name": "bundled",
                 "folder": str(prepared),
@@ -159,7 +164,7 @@ def test_a_run_shows_what_it_is_made_from(run, client, prepared, home):
     expected = {
         "width": "32", "learning_rate": "0.001", "word_vectors": "none", "deep.a": "[1, 2]",
         "preset": "tiny", "seed": "0", "workers": "1", "zero": "0", "data": "bundled",
-        "max_steps": "none", "max_minutes": "none", "init": "none",
+        "max_steps": "none", "max_minutes": "none", "init": "none", "track_checkpoint": "true",
     }  # fmt: skip
     assert found.data.params == expected
     tags = found.data.tags
@@ -294,6 +299,9 @@ def test_a_store_that_stays_away_is_told_later(run, client, faults):
 
 def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, monkeypatch):
     answers = pl.DataFrame({"context": [["My dog died.", "Oh.", "Yes."]], "answer": ["So sorry."]})
+    for step in (20, 30):
+        (run.checkpoints / f"{step:08d}").mkdir(parents=True)
+        (run.checkpoints / f"{step:08d}" / "standing.json").write_text("{}")
     run = run.changed(status="finished", result=RESULT)
     tracking.finish(run, answers)
     assert not list(tmp_path.glob("ml*"))  # all of it is in ATTUNE_HOME
@@ -304,6 +312,8 @@ def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, m
     assert "finished; 30 steps in 12 s; best at step 20" in found.data.tags["mlflow.note.content"]
     assert found.data.metrics["best_valid_loss"] == 2.5
     assert "best_valid_accuracy" not in found.data.metrics
+    [checkpoint] = client.list_artifacts(run.run_id, "checkpoints/00000030")
+    assert checkpoint.path.endswith("standing.json")
     files = {file.path for file in client.list_artifacts(run.run_id)}
     assert {"run.json", "vocabulary.txt", tracking.SAMPLES} <= files
     assert table(client, run) == [{"context": "My dog died.\nOh.\nYes.", "answer": "So sorry."}]

@@ -1,31 +1,24 @@
-"""`make bench`: how fast, as ratios of two things run side by side.
-
-A time by itself means nothing on a shared machine, so each figure of ours stands beside that of a
-straightforward reference in the style of the papers' public code, on the same samples, in the same
-run. `make bench SOURCE=PATH` takes a corpus of your own instead of the bundled one.
-"""
+"""Preparation: from files to samples, and from samples to batches."""
 
 import json
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
-import typer
-from rich.table import Table
+from rich.console import Console
 
-from attune.jobs.console import Json, console, print_json
+from attune.jobs.tables import table
 from attune.platform.batches import Ragged, Stream, encode
 from attune.platform.corpora.prepare import TOKENS, prepare, read_samples
-from attune.platform.corpora.sources import BUNDLED, Source
+from attune.platform.corpora.sources import Source
 from attune.platform.text.tokenizing import CONTRACTIONS, nltk_tokenize, tokenize
 from attune.platform.text.vocabulary import Vocabulary
 
@@ -34,26 +27,22 @@ BATCH = 16
 GROWTH = (1, 2, 4)
 
 
-def main(
-    source: Annotated[str, typer.Option(help="What to prepare: bundled, or a path.")] = BUNDLED,
-    as_json: Json = False,
-) -> None:
-    """Measure preparation and batching against straightforward references."""
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data"
-        started = time.perf_counter()
-        prepare(source, data)
-        seconds = time.perf_counter() - started
-        samples = read_samples(data, "train")
-        vocabulary = Vocabulary.build(pl.read_parquet(data / TOKENS))
-        report: dict[str, Any] = {
-            "source": "bundled" if source == BUNDLED else Path(source).name,
-            "prepare_seconds": seconds,
-            **_tokenizing(samples),
-            **_batching(samples, vocabulary),
-            "growth": _growth(source, Path(folder)),
-        }
-    _show(report, as_json)
+def prepared(source: str, folder: Path, report: dict[str, Any]) -> Path:
+    """The data that all parts are measured on, with the time it took."""
+    data = folder / "data"
+    report["prepare_seconds"], _ = timed(lambda: prepare(source, data))
+    return data
+
+
+def measure(source: str, data: Path, folder: Path) -> dict[str, Any]:
+    """Tokenising, batching, and how preparing grows with the corpus."""
+    samples = read_samples(data, "train")
+    vocabulary = Vocabulary.build(pl.read_parquet(data / TOKENS))
+    return {
+        **_tokenizing(samples),
+        **_batching(samples, vocabulary),
+        "growth": _growth(source, folder),
+    }
 
 
 def _tokenizing(samples: pl.DataFrame) -> dict[str, float]:
@@ -69,8 +58,8 @@ def _tokenizing(samples: pl.DataFrame) -> dict[str, float]:
         return pl.Series(tokens).to_list()
 
     tokenize(pl.Series(["Warm up. It's done."]))
-    reference_seconds, theirs = _timed(reference)
-    our_seconds, made = _timed(ours)
+    reference_seconds, theirs = timed(reference)
+    our_seconds, made = timed(ours)
     assert made == [tokens for prefix in theirs for tokens in prefix], "the same tokens"
     return {
         "tokenize_samples_per_second": some.height / our_seconds,
@@ -105,9 +94,9 @@ def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]
         collate_fn=collate,
         generator=torch.Generator().manual_seed(0),
     )
-    reference_seconds, reference_share = _timed(lambda: _real_share(b["response"] for b in loader))
+    reference_seconds, reference_share = timed(lambda: _real_share(b["response"] for b in loader))
     stream = Stream(columns, size=BATCH)
-    our_seconds, our_share = _timed(lambda: _real_share(b["response"] for b in stream.epoch()))
+    our_seconds, our_share = timed(lambda: _real_share(b["response"] for b in stream.epoch()))
     return {
         "epoch_of_batches_seconds": our_seconds,
         "epoch_of_batches_ratio": reference_seconds / our_seconds,
@@ -150,7 +139,7 @@ def _growth(source: str, folder: Path) -> list[dict[str, float]]:
 
 
 def _prepared_in_a_process(source: Path, out: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "attune.jobs.bench", "one", str(source), str(out)]
+    command = [sys.executable, "-m", __name__, str(source), str(out)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
@@ -164,52 +153,40 @@ def _prepare_one(source: str, out: str) -> None:
     print(json.dumps({"seconds": seconds, "peak_memory_mb": memory}))
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """How long it takes, and what comes of it."""
     started = time.perf_counter()
     result = work()
     return time.perf_counter() - started, result
 
 
-def _show(report: dict[str, Any], as_json: bool) -> None:
-    screen = console(as_json)
-    table = Table(
-        box=None, pad_edge=False, title=f"source: {report['source']}", title_justify="left"
-    )
-    table.add_column("")
-    table.add_column("Attune", justify="right")
-    table.add_column("reference", justify="right")
-    table.add_column("ratio", justify="right")
-    table.add_row(
+def show(screen: Console, found: dict[str, Any]) -> None:
+    """As people read it."""
+    names = ("Attune", "reference", "ratio")
+    made = table("\npreparing", "", *names, numbers=names)
+    made.add_row(
         "tokenising, samples/s",
-        f"{report['tokenize_samples_per_second']:,.0f}",
-        f"{report['tokenize_reference_samples_per_second']:,.0f}",
-        f"{report['tokenize_ratio']:.1f}",
+        f"{found['tokenize_samples_per_second']:,.0f}",
+        f"{found['tokenize_reference_samples_per_second']:,.0f}",
+        f"{found['tokenize_ratio']:.1f}",
     )
-    table.add_row(
-        "an epoch of batches, s",
-        f"{report['epoch_of_batches_seconds']:.2f}",
-        f"{report['epoch_of_batches_seconds'] * report['epoch_of_batches_ratio']:.2f}",
-        f"{report['epoch_of_batches_ratio']:.1f}",
+    seconds, ratio = found["epoch_of_batches_seconds"], found["epoch_of_batches_ratio"]
+    made.add_row(
+        "an epoch of batches, s", f"{seconds:.2f}", f"{seconds * ratio:.2f}", f"{ratio:.1f}"
     )
-    table.add_row(
+    made.add_row(
         "real target tokens",
-        f"{report['real_target_tokens']:.1%}",
-        f"{report['real_target_tokens_of_random_batches']:.1%}",
-        f"{report['target_places_ratio']:.2f}",
+        f"{found['real_target_tokens']:.1%}",
+        f"{found['real_target_tokens_of_random_batches']:.1%}",
+        f"{found['target_places_ratio']:.2f}",
     )
-    screen.print(table)
-    screen.print(f"preparing everything: {report['prepare_seconds']:.1f} s")
-    for row in report["growth"]:
+    screen.print(made)
+    for row in found["growth"]:
         screen.print(
-            f"  {row['times']} x the corpus: {row['seconds']:.1f} s, "
+            f"{row['times']} x the corpus prepared: {row['seconds']:.1f} s, "
             f"at most {row['peak_memory_mb']:,.0f} MB"
         )
-    if as_json:
-        print_json(report)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["one"]:
-        _prepare_one(*sys.argv[2:])
-    else:
-        typer.run(main)
+    _prepare_one(*sys.argv[1:])

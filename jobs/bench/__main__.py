@@ -1,0 +1,75 @@
+"""The command: which parts to measure, and on what."""
+
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from attune.jobs.bench import generation, preparation, training
+from attune.jobs.console import Json, console, print_json
+from attune.platform.corpora.sources import BUNDLED
+from attune.platform.errors import DataError, UsageError, unknown
+from attune.platform.training.start import commit
+
+PARTS = {
+    "preparation": preparation,
+    "training": training,
+    "generation": generation,
+}
+
+
+def main(
+    source: Annotated[str, typer.Option(help="What to prepare: bundled, or a path.")] = BUNDLED,
+    parts: Annotated[
+        str, typer.Option("--parts", metavar="A,B", help=f"Of {', '.join(PARTS)}.")
+    ] = ",".join(PARTS),
+    run: Annotated[
+        str | None,
+        typer.Option(help="A trained run to generate with; else one is trained for a moment."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure Attune against straightforward references; nothing else should run meanwhile."""
+    wanted = parts.split(",")
+    for name in wanted:
+        if name not in PARTS:
+            raise UsageError(unknown("part", name, PARTS))
+    screen = console(as_json)
+    report: dict[str, Any] = {
+        "source": BUNDLED if source == BUNDLED else Path(source).name,
+        "commit": commit(),
+        "machine": _machine(),
+    }
+    screen.print(f"{report['source']}, commit {report['commit'][:12]}, {report['machine']}")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        data = preparation.prepared(source, place, report)
+        measures = {
+            "preparation": lambda: preparation.measure(source, data, place),
+            "training": lambda: training.measure(data, place),
+            "generation": lambda: generation.measure(data, place, run),
+        }
+        for name in wanted:
+            report[name] = measures[name]()
+            PARTS[name].show(screen, report[name])
+    if as_json:
+        print_json(report)
+
+
+def _machine() -> str:
+    import torch
+
+    listed = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout
+    model = [line.partition(":")[2].strip() for line in listed.splitlines() if "Model name" in line]
+    return f"{model[0] if model else 'unknown processor'}, {torch.get_num_threads()} threads"
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except (UsageError, DataError) as error:
+        Console(stderr=True).print(f"bench: {error}", markup=False)
+        raise SystemExit(2) from error

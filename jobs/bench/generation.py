@@ -1,0 +1,159 @@
+"""Generation: batched, cached and stopping at `<eos>`, against one context at a time and no cache.
+
+The references do as the papers' code does: every answer takes all the steps there are, each step
+decodes the whole prefix again and asks for the distribution at each of its places; beams are lists
+in Python, decoded one after another. Both must give the same greedy answers.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from attune.jobs.bench.preparation import timed
+from attune.jobs.tables import table
+from attune.models.base import Batch
+from attune.models.decoding import NEVER, Decoding
+from attune.models.transformer import Transformer
+from attune.platform import memory, runs, store
+from attune.platform.batches import Columns, Stream, encode
+from attune.platform.corpora.prepare import read_samples
+from attune.platform.errors import UsageError
+from attune.platform.evaluation.evaluate import answer
+
+REFERENCE_ANSWERS = {"greedy": 40, "beam": 8}
+OUR_ANSWERS = {"greedy": 5_257, "beam": 1_000}
+TRAINED_STEPS = 400
+SAME = 0.9
+"""Share of answers in which both must agree: sums in another order may turn a close choice."""
+Slow = Callable[[Transformer, Tensor, Tensor, Decoding], list[int]]
+
+
+def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
+    """Answers a second of both, for greedy and beam search."""
+    model = runs.load(store.find(run).model if run else _trained(data, folder / "home-generation"))
+    variant = model.variant
+    if not isinstance(variant, Transformer):
+        raise UsageError(f"--run {run}: a transformer, multi-trs or emoprepend-1 is expected")
+    memory.keep_freed()
+    samples = read_samples(data, "test").sample(fraction=1, shuffle=True, seed=0)
+
+    def contexts(count: int) -> Columns:
+        return encode(samples.head(count), model.vocabulary, layout=model.layout)
+
+    return {
+        "greedy": _compared(variant, contexts, Decoding(), _greedy),
+        "beam": _compared(variant, contexts, Decoding(method="beam"), _beams),
+    }
+
+
+def show(screen: Console, found: dict[str, Any]) -> None:
+    """As people read it."""
+    names = ("answers/s", "reference", "ratio", "tokens an answer")
+    made = table("\ngenerating test answers", "", *names, numbers=names)
+    for method, row in found.items():
+        made.add_row(
+            method,
+            f"{row['answers_per_second']:.1f}",
+            f"{row['reference_answers_per_second']:.2f}",
+            f"{row['ratio']:.0f}",
+            f"{row['tokens']:.1f}",
+        )
+    screen.print(made)
+
+
+def _trained(data: Path, home: Path) -> Path:
+    command = [
+        *(sys.executable, "-m", "attune.jobs.cli", "train", "multi-trs", "--preset", "paper"),
+        *("--data", str(data), "--max-steps", str(TRAINED_STEPS), "--json"),
+        *("--set", "evaluate_every=1000000", "--set", "warmup_steps=100"),
+    ]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True,
+        env={**os.environ, "ATTUNE_HOME": str(home)},
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return Path(json.loads(done.stdout.splitlines()[-1])["checkpoint"])
+
+
+def _compared(
+    variant: Transformer, contexts: Callable[[int], Columns], decoding: Decoding, slow: Slow
+) -> dict[str, float]:
+    few, many = (contexts(n[decoding.method]) for n in (REFERENCE_ANSWERS, OUR_ANSWERS))
+    reference_seconds, theirs = timed(lambda: _one_by_one(variant, few, decoding, slow))
+    seconds, ours = timed(lambda: answer(variant, many, decoding))
+    same = sum(our == their for our, their in zip(ours, theirs, strict=False)) / len(theirs)
+    assert same >= SAME, f"only {same:.0%} of the answers agree"
+    rate, reference = len(ours) / seconds, len(theirs) / reference_seconds
+    return {
+        "answers_per_second": rate,
+        "reference_answers_per_second": reference,
+        "ratio": rate / reference,
+        "tokens": sum(map(len, ours)) / len(ours),
+    }
+
+
+@torch.no_grad()
+def _one_by_one(
+    variant: Transformer, columns: Columns, decoding: Decoding, slow: Slow
+) -> list[list[int]]:
+    answers = {}
+    for batch in Stream(columns, size=1, shuffle=False).epoch():
+        source, mask = variant.read(batch)
+        answers[int(batch["index"])] = slow(variant, source, mask, decoding)
+    return [answers[row] for row in sorted(answers)]
+
+
+def _distribution(variant: Transformer, said: list[int], source: Tensor, mask: Tensor) -> Tensor:
+    """(V,) log-probabilities of what comes after a prefix, by decoding all of it again."""
+    response = torch.tensor([[*said, variant.facts.specials["<eos>"]]])
+    batch = Batch(tensors={"response": response}, samples=1.0, tokens=1.0)
+    hidden, _ = variant.decoded(batch, source, mask)
+    everywhere = variant.output.logits(hidden).log_softmax(dim=-1)  # (1, T, V)
+    last = everywhere[0, -1]
+    last[[n for name, n in variant.facts.specials.items() if name != "<eos>"]] = NEVER
+    return last
+
+
+def _greedy(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
+    said: list[int] = []
+    for _ in range(decoding.max_tokens):
+        said.append(int(_distribution(variant, said, source, mask).argmax()))
+    return _until_the_end(variant, said)
+
+
+def _beams(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
+    """The search of `models/decoding.py`: what has ended keeps its place."""
+    end = variant.facts.specials["<eos>"]
+    going: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[tuple[float, list[int]]] = []
+    for step in range(decoding.max_tokens + 1):
+        found = []
+        for score, said in going:
+            following = _distribution(variant, said, source, mask)
+            if step == decoding.max_tokens:
+                found.append((score, [*said, end]))
+                continue
+            values, tokens = following.topk(decoding.beams)
+            for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
+                found.append((score + value, [*said, token]))
+        best = sorted(found, key=lambda one: -one[0])[: decoding.beams]
+        for score, said in best:
+            if said[-1] == end:
+                length = len(said) - (step == decoding.max_tokens)
+                ended.append((score / max(length, 1) ** decoding.length_penalty, said[:-1]))
+        going = [one for one in best if one[1][-1] != end]
+    return max(ended, key=lambda one: one[0])[1]
+
+
+def _until_the_end(variant: Transformer, said: list[int]) -> list[int]:
+    end = variant.facts.specials["<eos>"]
+    return said[: said.index(end)] if end in said else said
