@@ -241,8 +241,11 @@ def test_examples(page, url, test_samples):
 def test_decoding_settings(page, home):
     choose(page, "first", "second")
     page.get_by_role("button", name="Decoding").click()
-    page.get_by_label("number input for max_tokens").fill("3")
-    page.get_by_label("number input for max_tokens").press("Tab")
+    longest = page.get_by_label("number input for max_tokens")
+    longest.click()  # waits until the part that opens stands still; until then it takes nothing
+    longest.fill("3")
+    longest.press("Tab")
+    expect(longest).to_have_value("3")
     say(page, TURN)
     names = ("first", "second")
     wanted = [expected(home, name, TURN, max_tokens=3).text for name in names]
