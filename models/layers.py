@@ -47,9 +47,12 @@ class WordEmbedding(nn.Module):
                 found = vectors[vectors.any(dim=1)].std().clamp(min=1e-12)
                 self.table.weight.copy_(vectors * (spread / found))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, D)."""
-        embedded: Tensor = self.project(self.table(tokens))
+    def forward(self, *tokens: Tensor) -> Tensor:
+        """(B, T) -> (B, T, D); of several alike, the sum of what they stand for.
+
+        They are looked up together: the gradient of each look is as large as the table.
+        """
+        embedded: Tensor = self.project(self.table(torch.stack(tokens)).sum(dim=0))
         return embedded
 
 

@@ -107,7 +107,7 @@ class EmotionReader(nn.Module):
 
     def forward(self, context: Tensor, roles: Tensor) -> Tensor:
         """(B, S) -> (B, emotions) logits."""
-        words = self.embedding(context) + self.embedding(roles)
+        words = self.embedding(context, roles)
         embedded = self.dropout(words + self.positions(context.shape[1]))
         states = self.encoder(embedded, (context != self.padding)[:, None, None, :])
         logits: Tensor = self.labels(states[:, 0])

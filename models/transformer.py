@@ -160,7 +160,7 @@ class Transformer(DialogueVariant):
         """The same from tokens and roles (B, S)."""
         if self.training and self.config.word_dropout:
             context = with_unknowns(context, self.config.word_dropout, self.facts)
-        words = self.embedding(context) + self.embedding(roles)
+        words = self.embedding(context, roles)
         embedded = self.dropout(words + self.positions(context.shape[1]))
         mask = (context != self.facts.specials["<pad>"])[:, None, None, :]
         return self.encoder(embedded, mask), mask

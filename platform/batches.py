@@ -35,7 +35,7 @@ from attune.platform.text.vocabulary import (
 
 PADDING = SPECIALS.index(PAD)
 Numbers = npt.NDArray[np.int64]
-POOL = 64
+POOL = 256
 """How many batches' worth of samples are sorted together: more pads less and mixes less."""
 
 
