@@ -24,8 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: install
 	$(VENV)/bin/attune doctor
-	$(VENV)/bin/attune data prepare --source bundled --out .attune/data/bundled
-	$(VENV)/bin/attune data inspect .attune/data/bundled
+	$(VENV)/bin/attune demo
 
 test: install browser
 	$(VENV)/bin/python -m pytest
@@ -38,7 +37,7 @@ lint: install
 	MYPYPATH=$(VENV)/links $(VENV)/bin/mypy --package attune
 
 bench: install
-	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE)
+	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE) $(if $(PARTS),--parts $(PARTS)) $(if $(RUN),--run $(RUN))
 
 # The page is tested and photographed in Chromium: the machine's, or one that is installed here.
 browser: install

@@ -15,6 +15,7 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
+from attune.jobs import demo
 from attune.platform import store
 from attune.platform.training.metrics_file import read_metrics
 
@@ -146,6 +147,34 @@ def test_whatever_dies_the_result_is_the_same():
     assert logged(run) == logged(whole)
     assert run.result["metrics"] == whole.result["metrics"]
     assert_tracked_once(run)
+
+
+@pytest.mark.usefixtures("uninterrupted")
+def test_several_seeds_that_begin_with_another_run():
+    command = ("train", "dummy", "--preset", "tiny", "--seeds", "1,2", "--init", "whole")
+    output = finished(attune(*command, "--max-minutes", "0.001", "--name", "short", "--json"))
+    result = json.loads(output.splitlines()[-1])
+    assert [run["name"] for run in result["runs"]] == ["short-seed1", "short-seed2"]
+    assert all(1 <= run["steps"] < STEPS for run in result["runs"])
+    losses = [run["metrics"]["valid_loss"] for run in result["runs"]]
+    assert result["mean"]["valid_loss"] == pytest.approx(sum(losses) / 2)
+    assert losses[0] != losses[1]
+    begun = store.find("whole").result["metrics"]["valid_loss"]
+    assert losses == pytest.approx([begun] * 2, rel=0.1)  # a step or two away from where it began
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_demo_compares_one_variant_of_each_system():
+    command = ("demo", "--preset", "tiny", "--max-steps", "8", "--json")
+    first = json.loads(finished(attune(*command)).splitlines()[-1])
+    assert [run["name"] for run in first["runs"]] == [f"demo-{name}-tiny" for name in demo.PLAN]
+    for run in first["runs"]:
+        assert run["metrics"]["perplexity"] > 1
+        assert Path(run["answers"]).is_file()
+    trained = {name: steps_done(f"demo-{name}-tiny") for name in demo.PLAN}
+    again = json.loads(finished(attune(*command)).splitlines()[-1])
+    assert again == first  # what is finished is left alone
+    assert trained == {name: steps_done(f"demo-{name}-tiny") for name in demo.PLAN}
 
 
 @pytest.mark.usefixtures("uninterrupted")
