@@ -181,12 +181,15 @@ def _beam_search(
             logits = torch.full_like(logits, NEVER).index_fill_(
                 1, logits.new_tensor([end]).long(), 0
             )
-        log_probabilities = logits.log_softmax(dim=-1).view(len(samples), beams, -1)
-        total = scores[:, :, None] + log_probabilities
+        # No more than `beams` continuations of one hypothesis can be among the best of its sample.
+        width = min(beams, logits.shape[-1])
+        likeliest, continuations = logits.topk(width, dim=-1)  # (samples * beams, width)
+        log_probabilities = likeliest - logits.logsumexp(dim=-1, keepdim=True)
+        total = scores[:, :, None] + log_probabilities.view(len(samples), beams, width)
         scores, places = total.flatten(1).topk(beams, dim=-1)  # (samples, beams)
-        tokens = places % log_probabilities.shape[-1]
+        tokens = continuations.view(len(samples), -1).gather(1, places)
         group = torch.arange(len(samples), device=device)[:, None] * beams
-        origin = (group + places // log_probabilities.shape[-1]).flatten()
+        origin = (group + places // width).flatten()
         ended = (tokens == end) & (scores > NEVER)
         for sample, beam in ended.nonzero().tolist():
             length = said.shape[1] + (0 if step == decoding.max_tokens else 1)

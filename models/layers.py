@@ -45,8 +45,9 @@ class WordEmbedding(nn.Module):
                 nn.init.normal_(self.table.weight, std=spread)
                 self.table.weight[padding].zero_()
             else:
-                found = vectors[vectors.any(dim=1)].std().clamp(min=1e-12)
-                self.table.weight.copy_(vectors * (spread / found))
+                found = vectors[vectors.any(dim=1)]
+                scale = spread / found.std() if len(found) else 1.0  # nothing: weights follow
+                self.table.weight.copy_(vectors * scale)
 
     def forward(self, *tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T, D); of several alike, the sum of what they stand for.

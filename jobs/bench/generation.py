@@ -31,6 +31,8 @@ from attune.platform.evaluation.evaluate import answer
 REFERENCE_ANSWERS = {"greedy": 40, "beam": 8}
 OUR_ANSWERS = {"greedy": 5_257, "beam": 1_000}
 TRAINED_STEPS = 400
+PAPERS_STEPS = 51
+"""What the papers' code takes for every answer; what comes after `<eos>` is thrown away."""
 SAME = 0.9
 """Share of answers in which both must agree: sums in another order may turn a close choice."""
 Slow = Callable[[Transformer, Tensor, Tensor, Decoding], list[int]]
@@ -125,9 +127,9 @@ def _distribution(variant: Transformer, said: list[int], source: Tensor, mask: T
 
 def _greedy(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
     said: list[int] = []
-    for _ in range(decoding.max_tokens):
+    for _ in range(PAPERS_STEPS):
         said.append(int(_distribution(variant, said, source, mask).argmax()))
-    return _until_the_end(variant, said)
+    return _until_the_end(variant, said)[: decoding.max_tokens]
 
 
 def _beams(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:

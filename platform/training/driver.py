@@ -18,9 +18,10 @@ from attune.platform.serving import Responder
 from attune.platform.settings import find_variant
 from attune.platform.store import Run
 from attune.platform.training.loop import PLAN, RESULT
-from attune.platform.training.metrics_file import read_lines
 
 SAMPLE_ANSWERS = 20
+SECONDS_BETWEEN_LOOKS = 0.5
+"""At what the workers have logged: each look takes a core from them for a moment."""
 SECONDS_TO_SEND = 60.0
 """How long to wait at the end for a tracking server that does not answer."""
 
@@ -78,7 +79,7 @@ def _watched(run: Run, show: Show) -> BaseException | None:
     lines = _Lines(run)
     while thread.is_alive():
         try:
-            thread.join(0.25)
+            thread.join(SECONDS_BETWEEN_LOOKS)
             lines.show(show)
         except (KeyboardInterrupt, SystemExit):
             if run.stop_file.exists():  # asked twice: at once, then
@@ -90,11 +91,11 @@ def _watched(run: Run, show: Show) -> BaseException | None:
 
 
 class _Lines:
-    """Shows each line of a run's metrics and log once."""
+    """Shows each line of a run's metrics and log once, and reads only what is new of them."""
 
     def __init__(self, run: Run):
         self.run = run
-        self.seen = {path: len(read_lines(path)) for path in self._files()}
+        self.read = {path: _size(path) for path in self._files()}
         self.planned = False
 
     def show(self, show: Show) -> None:
@@ -102,13 +103,26 @@ class _Lines:
             show(json.loads((self.run.folder / PLAN).read_text(encoding="utf-8")))
             self.planned = True
         for path in self._files():
-            lines = read_lines(path)
-            for line in lines[self.seen[path] :]:
+            for line in self._new(path):
                 show(json.loads(line) if path.suffix == ".jsonl" else {"message": line})
-            self.seen[path] = len(lines)
+
+    def _new(self, path: Path) -> list[str]:
+        size = _size(path)
+        if size <= self.read[path]:  # what a worker that begins again has dropped was shown before
+            self.read[path] = size
+            return []
+        with path.open("rb") as file:
+            file.seek(self.read[path])
+            whole, end, _ = file.read().rpartition(b"\n")  # the last may be half-written
+        self.read[path] += len(whole) + len(end)
+        return whole.decode().split("\n") if end else []
 
     def _files(self) -> tuple[Path, Path]:
         return self.run.metrics_file, cluster.log_file(self.run)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _ended(run: Run, failure: BaseException | None) -> Run:
