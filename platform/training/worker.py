@@ -1,5 +1,6 @@
 """What each Ray Train worker runs."""
 
+import gc
 import logging
 from pathlib import Path
 
@@ -25,4 +26,6 @@ def work(settings: dict[str, str]) -> None:
     )
     model = start.model_of(run)
     data, valid = start.data_of(run, model)
+    gc.collect()
+    gc.freeze()  # what the imports made stays: the collector need not look at it between steps
     Training(run, model, data, valid, worker).go()
