@@ -83,6 +83,7 @@ def _show(screen: Console, found: "list[tuple[Run, dict[str, Any]]]") -> None:
         "\nOn the test split of the bundled corpus, greedy answers", "run", "minutes", *names,
         numbers=("minutes", *names),
     )  # fmt: skip
+    made.columns[0].no_wrap = True
     for run, result in found:
         values = [shown(name, result["metrics"][name]) for name in COLUMNS]
         made.add_row(run.name, f"{run.result['seconds'] / 60:.1f}", *values)
