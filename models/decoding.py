@@ -59,6 +59,9 @@ def decode(
     return answers
 
 
+# As a decorator, which holds at each step in whichever thread asks for it; a `with` around `yield`
+# would leak into the thread that asked first.
+@torch.no_grad()
 def stream(
     variant: DialogueVariant,
     batch: Batch,
@@ -70,9 +73,8 @@ def stream(
     if decoding.method == "beam":
         yield from decode(variant, batch, decoding, controls)[0]
         return
-    with torch.no_grad():
-        for tokens, _ in _stepwise(variant, batch, decoding, controls):
-            yield tokens[0]
+    for tokens, _ in _stepwise(variant, batch, decoding, controls):
+        yield tokens[0]
 
 
 def _stepwise(

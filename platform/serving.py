@@ -72,9 +72,7 @@ class Responder:
             tokens.append(token)
             yield self._text(tokens)
 
-    # As a decorator, since it then holds in each thread that asks for a next token; a `with` around
-    # the `yield` would hold in the first one alone, and for ever. The page asks from many threads.
-    @torch.no_grad()
+    @torch.no_grad()  # a decorator for the reason given at `stream`: the page has many threads
     def follow(
         self,
         conversation: Sequence[str],
