@@ -181,7 +181,10 @@ def _good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
 
 def _papers_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     """Kullback-Leibler divergence from a smoothed target that is written out for every place."""
-    source, mask = variant.read(batch)
+    context = batch["context"]
+    words = variant.embedding(context) + variant.embedding(batch["context_roles"])
+    mask = (context != PADDING)[:, None, None, :]
+    source = variant.encoder(words + variant.positions(context.shape[1]), mask)
     hidden, _ = variant.decoded(batch, source, mask)
     predicted = F.log_softmax(variant.output.logits(hidden), dim=-1).flatten(0, 1)  # (B T, V)
     response = batch["response"].flatten()
