@@ -76,9 +76,12 @@ def checkpointed(name):
 
 
 def kill_worker():
+    """One of this test's own: others may be training on the same machine."""
+    home = os.environ["ATTUNE_HOME"]
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
-            if any("RayTrainWorker" in part for part in process.info["cmdline"] or ()):
+            working = any("RayTrainWorker" in part for part in process.info["cmdline"] or ())
+            if working and process.environ().get("ATTUNE_HOME") == home:
                 process.send_signal(signal.SIGKILL)
                 return
     raise AssertionError("no worker found")
