@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 SHIPPED = ("platform", "models", "jobs", "ui", "infra")
-SUFFIXES = (".py", ".yaml", ".json")
+SUFFIXES = (".py", ".yaml", ".json", ".css")
 
 
 def build(folder: Path) -> Path:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from attune.platform.wheel import build
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("platform", "models", "jobs", "ui", "infra")
 MAY_IMPORT = {
@@ -107,6 +109,14 @@ def test_wheel_holds_the_code_and_the_material(wheel):
                 assert f"attune/{path.relative_to(ROOT)}" in names
     assert "attune/platform/__init__.py" not in names
     assert not any(name.startswith("tests") for name in names)
+
+
+def test_a_cluster_is_shipped_all_that_is_packaged(wheel, tmp_path):
+    def contents(path):
+        names = zipfile.ZipFile(path).namelist()
+        return {name for name in names if name.startswith("attune/")}
+
+    assert contents(build(tmp_path)) == contents(wheel)
 
 
 def test_wheel_works_in_an_empty_environment_outside_the_clone(wheel, tmp_path):
