@@ -126,12 +126,18 @@ def submit(command: Sequence[str], address: str | None = None) -> Job:
         ) from error
     variables = {name: os.environ[name] for name in SHIPPED_VARIABLES if name in os.environ}
     with tempfile.TemporaryDirectory() as folder:
-        job = client.submit_job(
-            entrypoint=f"python -m attune.jobs.cli {shlex.join(command)}",
-            runtime_env={
-                "py_modules": [str(wheel.build(Path(folder)))],
-                "env_vars": {**variables, "ATTUNE_HOME": str(home())},
-            },
-            metadata={"command": shlex.join(["attune", *command])},
-        )
+        try:
+            job = client.submit_job(
+                entrypoint=f"python -m attune.jobs.cli {shlex.join(command)}",
+                runtime_env={
+                    "py_modules": [str(wheel.build(Path(folder)))],
+                    "env_vars": {**variables, "ATTUNE_HOME": str(home())},
+                },
+                metadata={"command": shlex.join(["attune", *command])},
+            )
+        except RuntimeError as error:
+            raise UsageError(
+                f"the Ray job server at {address} does not take the job: {error} (two clusters on "
+                f"one machine keep each other from taking jobs: 'ray status' shows which are there)"
+            ) from error
     return Job(id=job, address=address, client=client)
