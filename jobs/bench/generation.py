@@ -1,8 +1,9 @@
 """Generation: batched, cached and stopping at `<eos>`, against one context at a time and no cache.
 
-The references do as the papers' code does: every answer takes all the steps there are, each step
-decodes the whole prefix again and asks for the distribution at each of its places; beams are lists
-in Python, decoded one after another. Both must give the same greedy answers.
+The references do as the papers' code does: each step decodes the whole prefix again and asks for
+the distribution at each of its places. Greedily every answer takes all the steps there are; beams
+are lists in Python, decoded one after another until the last has ended. Both sides must give the
+same answers.
 """
 
 import json
