@@ -11,6 +11,8 @@ VARIANTS: dict[str, str] = {
     "transformer": "attune.models.transformer:Transformer",
     "multi-trs": "attune.models.multitask:MultiTransformer",
     "emoprepend-1": "attune.models.multitask:EmoPrepend",
+    "moel": "attune.models.moel:Moel",
+    "mime": "attune.models.mime:Mime",
     "dummy": "attune.models.dummy:Dummy",
 }
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""

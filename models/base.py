@@ -173,6 +173,16 @@ class Explanation:
 
     emotion: Mapping[str, float] | None = None
     """The predicted emotion's distribution."""
+    groups: Mapping[str, float] | None = None
+    """The share of each group of emotions, such as the positive ones, in it."""
+    response_emotion: Mapping[str, Mapping[str, float]] | None = None
+    """By group, the distribution of the emotion that the answer is given."""
+    listeners: Mapping[str, float] | None = None
+    """How much the listener of each emotion is heard."""
+    by_word: Mapping[str, Sequence[float]] | None = None
+    """What there is of each word of the context (attention, gates): a number a word."""
+    words: Sequence[str] | None = None
+    """Those words; who has the vocabulary fills them in."""
 
 
 class DialogueVariant(Variant):

@@ -12,9 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attune.models.base import Batch, DialogueVariant, State
+from attune.models.base import Batch, DialogueVariant
 
 NEVER = -float("inf")
+BLOCK = 64
+"""Words whose maximum is taken at once in a search for the likeliest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +125,18 @@ def _allowed(logits: Tensor, said: Tensor, variant: DialogueVariant, decoding: D
 
 def _chances(index: Tensor, decoding: Decoding) -> Tensor:
     """(B, max_tokens) numbers in [0, 1): each sample's own, whatever batch it comes in."""
-    rows = []
+    rows = [
+        torch.rand(decoding.max_tokens, generator=generator, dtype=torch.float64)
+        for generator in seeded(index, decoding.seed)
+    ]
+    return torch.stack(rows).to(index.device)
+
+
+def seeded(index: Tensor, seed: int) -> Iterator[torch.Generator]:
+    """A generator for each sample, the same whatever batch it comes in."""
     for sample in index.tolist():
         # Two rounds of a 64-bit mix, so that neighbouring samples and seeds have nothing in common.
-        seed = _mixed(_mixed(decoding.seed) ^ sample)
-        generator = torch.Generator().manual_seed(seed)
-        rows.append(torch.rand(decoding.max_tokens, generator=generator, dtype=torch.float64))
-    return torch.stack(rows).to(index.device)
+        yield torch.Generator().manual_seed(_mixed(_mixed(seed) ^ sample))
 
 
 def _mixed(number: int) -> int:
@@ -141,7 +148,7 @@ def _mixed(number: int) -> int:
 
 
 def _sampled(logits: Tensor, chance: Tensor, decoding: Decoding) -> Tensor:
-    """(R,) tokens: the likeliest ones line up, and the chance says how far along to stop."""
+    """(R,) tokens: the likely ones line up, and the chance says how far along to stop."""
     scaled = (logits.double() / decoding.temperature).softmax(dim=-1)
     if decoding.method == "topk":
         shares, tokens = scaled.topk(min(decoding.top_k, scaled.shape[1]), dim=-1)
@@ -149,6 +156,10 @@ def _sampled(logits: Tensor, chance: Tensor, decoding: Decoding) -> Tensor:
         shares, tokens = scaled.sort(dim=-1, descending=True, stable=True)
         before = shares.cumsum(dim=-1) - shares
         shares = shares.masked_fill(before >= decoding.top_p, 0.0)
+    # By number, not by likelihood: words as good as equally likely would change places with the
+    # rounding of another batch, and the chance would meet another one.
+    tokens, order = tokens.sort(dim=-1)
+    shares = shares.gather(1, order)
     reached = shares.cumsum(dim=-1)
     goal = chance[:, None] * reached[:, -1:]
     place = (reached <= goal).sum(dim=-1, keepdim=True).clamp(max=shares.shape[1] - 1)
@@ -158,56 +169,91 @@ def _sampled(logits: Tensor, chance: Tensor, decoding: Decoding) -> Tensor:
 def _beam_search(
     variant: DialogueVariant, batch: Batch, decoding: Decoding, controls: Mapping[str, str] | None
 ) -> list[list[int]]:
-    """The best of `beams` hypotheses a sample.
+    """The best answer that is found by going on with the `beams` likeliest hypotheses a sample.
 
-    A hypothesis that ends keeps its place, so the search narrows as it goes on and one beam is
-    exactly greedy. Ended ones are compared by log-probability over length to the power of
-    `length_penalty`.
+    A sample is done when `beams` of its hypotheses have ended, so that one beam is exactly greedy.
+    Ended ones are compared by log-probability over length to the power of `length_penalty`. Only
+    hypotheses that go on are computed, so samples have different numbers of rows.
     """
-    rows, beams = len(batch), decoding.beams
-    device = batch["index"].device
+    beams, device = decoding.beams, batch["index"].device
     end = variant.facts.specials["<eos>"]
-    first = torch.arange(rows, device=device).repeat_interleave(beams)
-    state: State = variant.select(variant.encode(batch, controls), first)
-    # All beams begin alike, so only the first of each sample may be continued at the first step.
-    scores = torch.full((rows, beams), NEVER, device=device)
-    scores[:, 0] = 0.0
-    said = first.new_zeros((rows * beams, 0))
-    newest = torch.full_like(first, variant.facts.specials["<sos>"])
-    best: list[tuple[float, list[int]]] = [(NEVER, [])] * rows
-    samples = list(range(rows))  # which sample each group of beams answers
-    for step in range(decoding.max_tokens + 1):
+    ended = _Ended(len(batch), decoding)
+    state = variant.encode(batch, controls)
+    samples = torch.arange(len(batch), device=device)  # (R,) of each row, in order
+    places = torch.zeros_like(samples)  # (R,) which of its sample's hypotheses a row is
+    scores = torch.zeros(len(samples), device=device)
+    said = samples.new_zeros((len(samples), 0))
+    newest = torch.full_like(samples, variant.facts.specials["<sos>"])
+    for _ in range(decoding.max_tokens):
         logits, state = variant.next_logits(newest, state)
         logits = _allowed(logits, said, variant, decoding)
-        if step == decoding.max_tokens:  # no room left: what has not ended ends here
-            logits = torch.full_like(logits, NEVER).index_fill_(
-                1, logits.new_tensor([end]).long(), 0
-            )
         # No more than `beams` continuations of one hypothesis can be among the best of its sample.
-        width = min(beams, logits.shape[-1])
-        likeliest, continuations = logits.topk(width, dim=-1)  # (samples * beams, width)
-        log_probabilities = likeliest - logits.logsumexp(dim=-1, keepdim=True)
-        total = scores[:, :, None] + log_probabilities.view(len(samples), beams, width)
-        scores, places = total.flatten(1).topk(beams, dim=-1)  # (samples, beams)
-        tokens = continuations.view(len(samples), -1).gather(1, places)
-        group = torch.arange(len(samples), device=device)[:, None] * beams
-        origin = (group + places // width).flatten()
-        ended = (tokens == end) & (scores > NEVER)
-        for sample, beam in ended.nonzero().tolist():
-            length = said.shape[1] + (0 if step == decoding.max_tokens else 1)
-            score = scores[sample, beam].item() / max(length, 1) ** decoding.length_penalty
-            if score > best[samples[sample]][0]:
-                text = said[origin[sample * beams + beam]].tolist()
-                best[samples[sample]] = (score, text)
-        scores = scores.masked_fill(tokens == end, NEVER)
-        going = (scores > NEVER).any(dim=-1).nonzero().squeeze(1)
-        if not len(going):
-            break
-        if len(going) < len(samples):
-            samples = [samples[sample] for sample in going.tolist()]
-            scores, tokens = scores[going], tokens[going]
-            origin = origin.view(-1, beams)[going].flatten()
+        width = min(beams, logits.shape[1])
+        likeliest, continuations = _likeliest(logits, width)  # (R, width)
+        highest = likeliest[:, :1]
+        total = logits.sub_(highest).exp_().sum(dim=1, keepdim=True).log_() + highest
+        here, group = samples.unique_consecutive(return_inverse=True)
+        table = scores.new_full((len(here), beams, width), NEVER)
+        table[group, places] = scores[:, None] + likeliest - total
+        rows = samples.new_zeros((len(here), beams))
+        rows[group, places] = torch.arange(len(samples), device=device)
+        best, chosen = table.flatten(1).topk(beams, dim=-1)  # (samples, beams)
+        origin = rows.gather(1, chosen // width)
+        tokens = continuations[origin, chosen % width]
+        possible = best > NEVER
+        for place, beam in ((tokens == end) & possible).nonzero().tolist():
+            text = said[origin[place, beam]].tolist()
+            ended.add(int(here[place]), best[place, beam].item(), text, len(text) + 1)
+        open_samples = torch.tensor([ended.room(n) for n in here.tolist()], device=device)
+        going = (tokens != end) & possible & open_samples[:, None]
+        if not bool(going.any()):
+            return ended.best()
+        samples = here[:, None].expand_as(going)[going]
+        places = (going.cumsum(dim=1) - 1)[going]
+        scores, newest, origin = best[going], tokens[going], origin[going]
         state = variant.select(state, origin)
-        newest = tokens.flatten()
         said = torch.cat([said[origin], newest[:, None]], dim=1)
-    return [text for _, text in best]
+    for sample, score, text in zip(samples.tolist(), scores.tolist(), said.tolist(), strict=True):
+        ended.add(sample, score, text, len(text))  # no room left: what has not ended ends here
+    return ended.best()
+
+
+class _Ended:
+    """The ended hypotheses of a beam search, of which the best of each sample is kept."""
+
+    def __init__(self, samples: int, decoding: Decoding):
+        self.decoding = decoding
+        self.counts = [0] * samples
+        self.kept: list[tuple[float, list[int]]] = [(NEVER, [])] * samples
+
+    def add(self, sample: int, log_probability: float, text: list[int], length: int) -> None:
+        score = log_probability / max(length, 1) ** self.decoding.length_penalty
+        self.counts[sample] += 1
+        self.kept[sample] = max(self.kept[sample], (score, text), key=lambda one: one[0])
+
+    def room(self, sample: int) -> bool:
+        """Whether the search for this sample goes on."""
+        return self.counts[sample] < self.decoding.beams
+
+    def best(self) -> list[list[int]]:
+        return [text for _, text in self.kept]
+
+
+def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`topk` for vocabularies: first the best block of each row's logits, then their best words.
+
+    The best `count` words lie in the `count` blocks with the highest maxima, so nothing is missed;
+    and a maximum is many times cheaper than an order.
+    """
+    num_blocks = logits.shape[1] // BLOCK
+    if num_blocks <= count:
+        values, tokens = logits.topk(count, dim=-1)
+        return values, tokens
+    blocks = logits[:, : num_blocks * BLOCK].unflatten(1, (num_blocks, BLOCK))
+    best_blocks = blocks.amax(dim=-1).topk(count, dim=-1).indices  # (R, count)
+    inside = torch.arange(BLOCK, device=logits.device)
+    rest = torch.arange(num_blocks * BLOCK, logits.shape[1], device=logits.device)
+    candidates = (best_blocks[:, :, None] * BLOCK + inside).flatten(1)
+    candidates = torch.cat([candidates, rest.expand(len(logits), -1)], dim=1)
+    values, places = logits.gather(1, candidates).topk(count, dim=-1)
+    return values, candidates.gather(1, places)

@@ -49,13 +49,14 @@ class WordEmbedding(nn.Module):
                 scale = spread / found.std() if len(found) else 1.0  # nothing: weights follow
                 self.table.weight.copy_(vectors * scale)
 
-    def forward(self, *tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, D); of several alike, the sum of what they stand for.
+    def forward(self, *tokens: Tensor) -> tuple[Tensor, ...]:
+        """Each (B, T) -> (B, T, D).
 
         They are looked up together: the gradient of each look is as large as the table.
         """
-        embedded: Tensor = self.project(self.table(torch.stack(tokens)).sum(dim=0))
-        return embedded
+        embedded = self.project(self.table(torch.cat([each.flatten() for each in tokens])))
+        parts = embedded.split([each.numel() for each in tokens])
+        return tuple(part.view(*each.shape, -1) for part, each in zip(parts, tokens, strict=True))
 
 
 class Positions(nn.Module):
@@ -113,6 +114,12 @@ class Attention(nn.Module):
         )
         attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return attended
+
+    def looks(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, S) how much each query looks at each key, the heads averaged: to be shown."""
+        queries = self._heads(self.queries(query))
+        products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
+        return products.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=1)
 
     def _heads(self, tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -199,16 +206,26 @@ class DecoderLayer(nn.Module):
 
         Without a past all T positions are new and see only what is before them; with one, T is 1.
         """
+        hidden, now = self._after_self(hidden, past)
+        looked = self.cross_attention.attend(self.before_cross(hidden), *source, mask)
+        hidden = hidden + self.dropout(looked)
+        hidden = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
+        return hidden, now
+
+    def looks(self, hidden: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """(B, T, S) how much each position looks at each place of the source."""
+        hidden, _ = self._after_self(hidden, None)
+        return self.cross_attention.looks(self.before_cross(hidden), source[0], mask)
+
+    def _after_self(
+        self, hidden: Tensor, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         normed = self.before_self(hidden)
         keys, values = self.self_attention.remember(normed)
         if past is not None:
             keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
         looked = self.self_attention.attend(normed, keys, values, causal=past is None)
-        hidden = hidden + self.dropout(looked)
-        looked = self.cross_attention.attend(self.before_cross(hidden), *source, mask)
-        hidden = hidden + self.dropout(looked)
-        hidden = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
-        return hidden, (keys, values)
+        return hidden + self.dropout(looked), (keys, values)
 
 
 class Decoder(nn.Module):
@@ -245,6 +262,14 @@ class Decoder(nn.Module):
             hidden, _ = layer(hidden, layer.remember(source), mask)
         normed: Tensor = self.norm(hidden)
         return normed
+
+    def looks(self, embedded: Tensor, source: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, S) how much the last layer's positions look at each place of the source."""
+        hidden = embedded
+        *lower, last = self._layers()
+        for layer in lower:
+            hidden, _ = layer(hidden, layer.remember(source), mask)
+        return last.looks(hidden, last.remember(source), mask)
 
     def _layers(self) -> Iterator["DecoderLayer"]:
         return (layer for layer in self.layers if isinstance(layer, DecoderLayer))

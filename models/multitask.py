@@ -80,15 +80,16 @@ class MultiTransformer(Transformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Both from one reading of the context."""
         batch = batches[PAIRED]
-        source, mask = self.read(batch)
+        words = self.embedded(batch)
+        source = self.read(words)
         return {
-            "nll": self.nll(batch, source, mask),
+            "nll": self.nll(batch, self.decoded(words, source), words),
             "emotion": emotion_loss(self.classifier(source[:, 0]), batch),
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """The emotion from the state of `<cls>`."""
-        source, _ = self.read(batch)
+        source = self.read(self.embedded(batch))
         return {"emotion": self.classifier(source[:, 0]).log_softmax(dim=-1)}
 
 
@@ -107,8 +108,8 @@ class EmotionReader(nn.Module):
 
     def forward(self, context: Tensor, roles: Tensor) -> Tensor:
         """(B, S) -> (B, emotions) logits."""
-        words = self.embedding(context, roles)
-        embedded = self.dropout(words + self.positions(context.shape[1]))
+        words, speakers = self.embedding(context, roles)
+        embedded = self.dropout(words + speakers + self.positions(context.shape[1]))
         states = self.encoder(embedded, (context != self.padding)[:, None, None, :])
         logits: Tensor = self.labels(states[:, 0])
         return logits
@@ -153,16 +154,14 @@ class EmoPrepend(Transformer):
         logits = self.reader(batch["context"], batch["context_roles"])
         return {"emotion": logits.log_softmax(dim=-1)}
 
-    def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def context(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The context behind the word of the predicted emotion."""
-        context, roles = batch["context"], batch["context_roles"]
         with torch.no_grad():
             # The reader is frozen here: it must not drop anything out while the rest is trained.
             trained = self.reader.training
             self.reader.eval()
-            emotion = self.reader(context, roles).argmax(dim=-1)
+            emotion = self.reader(batch["context"], batch["context_roles"]).argmax(dim=-1)
             self.reader.train(trained)
+        context, roles = super().context(batch)
         word = self.emotion_tokens[emotion][:, None]
-        return self.read_tokens(
-            torch.cat([word, context], dim=1), torch.cat([roles[:, :1], roles], dim=1)
-        )
+        return torch.cat([word, context], dim=1), torch.cat([roles[:, :1], roles], dim=1)

@@ -66,6 +66,20 @@ def with_unknowns(tokens: Tensor, share: float, facts: Facts) -> Tensor:
     return tokens.masked_fill(words & drawn, facts.specials["<unk>"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Embedded:
+    """A batch as word vectors with their positions: all looked up at once."""
+
+    context: Tensor
+    """(B, S, D), roles added."""
+    mask: Tensor
+    """(B, 1, 1, S) where the context is real."""
+    response: Tensor
+    """(B, T, D) what the decoder is given."""
+    real: Tensor
+    """(B, T) where the response is real."""
+
+
 class Transformer(DialogueVariant):
     """Encoder and decoder, taught by the likelihood of the response."""
 
@@ -131,51 +145,77 @@ class Transformer(DialogueVariant):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """The negative log-likelihood of the responses."""
         batch = batches[PAIRED]
-        source, mask = self.read(batch)
-        return {"nll": self.nll(batch, source, mask)}
+        words = self.embedded(batch)
+        return {"nll": self.nll(batch, self.decoded(words, self.read(words)), words)}
 
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T)."""
-        source, mask = self.read(batch)
-        hidden, real = self.decoded(batch, source, mask)
+        words = self.embedded(batch)
+        hidden, real = self.decoded(words, self.read(words)), words.real
         values = hidden.new_zeros(real.shape)
         values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
         return values
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """The source's keys and values."""
-        return self.decoder.begin(*self.read(batch))
+        words = self.embedded(batch)
+        return self.decoder.begin(self.read(words), words.mask)
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """One more token."""
-        embedded = self.embedding(tokens[:, None]) + self.positions(1, state["length"])
-        hidden, state = self.decoder.step(embedded, state)
+        hidden, state = self.decoder.step(self.placed(tokens, state["length"]), state)
         return self.output.logits(hidden), state
 
-    def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The context: hidden states (B, S, D), and (B, 1, 1, S) where they are real."""
-        return self.read_tokens(batch["context"], batch["context_roles"])
+    def embedded(self, batch: Batch) -> Embedded:
+        """What the encoder and the decoder are given, before any layer."""
+        context, roles = self.context(batch)
+        response = batch["response"]
+        words, speakers, given = self.embedding(context, roles, self.given(response))
+        padding = self.facts.specials["<pad>"]
+        return Embedded(
+            context=self.dropout(words + speakers + self.positions(context.shape[1])),
+            mask=(context != padding)[:, None, None, :],
+            response=self.dropout(given + self.positions(given.shape[1])),
+            real=response != padding,
+        )
 
-    def read_tokens(self, context: Tensor, roles: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from tokens and roles (B, S)."""
+    def context(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The tokens (B, S) that the encoder reads, and their roles."""
+        context = batch["context"]
         if self.training and self.config.word_dropout:
             context = with_unknowns(context, self.config.word_dropout, self.facts)
-        words = self.embedding(context, roles)
-        embedded = self.dropout(words + self.positions(context.shape[1]))
-        mask = (context != self.facts.specials["<pad>"])[:, None, None, :]
-        return self.encoder(embedded, mask), mask
+        return context, batch["context_roles"]
 
-    def nll(self, batch: Batch, source: Tensor, mask: Tensor) -> Tensor:
+    def given(self, response: Tensor) -> Tensor:
+        """(B, T) what the decoder is given to predict the response: `<sos>` and all but its end."""
+        start = response.new_full((len(response), 1), self.facts.specials["<sos>"])
+        return torch.cat([start, response], dim=1)[:, : response.shape[1]]
+
+    def placed(self, tokens: Tensor, place: int) -> Tensor:
+        """(B,) the newest tokens -> (B, 1, D) as they stand at their place."""
+        [words] = self.embedding(tokens[:, None])
+        embedded: Tensor = words + self.positions(1, place)
+        return embedded
+
+    def read(self, words: Embedded) -> Tensor:
+        """The context's hidden states (B, S, D)."""
+        source: Tensor = self.encoder(words.context, words.mask)
+        return source
+
+    def decoded(self, words: Embedded, source: Tensor) -> Tensor:
+        """Hidden states (B, T, D) that predict the response."""
+        hidden: Tensor = self.decoder(words.response, source, words.mask)
+        return hidden
+
+    def on_words(self, values: Tensor, words: Embedded) -> list[list[float]]:
+        """(B, S) a number at each place of the context -> those on real words, `<cls>` left out."""
+        lengths = words.mask.flatten(1).sum(dim=1).tolist()
+        rows = zip(values.tolist(), lengths, strict=True)
+        return [row[1:length] for row, length in rows]
+
+    def nll(self, batch: Batch, hidden: Tensor, words: Embedded) -> Tensor:
         """The mean negative log-likelihood of the global batch's response tokens."""
-        hidden, real = self.decoded(batch, source, mask)
         smoothing = self.config.label_smoothing if self.training else 0.0
+        real = words.real
         total = self.output.loss_sum(hidden[real], batch["response"][real], smoothing)
         return total / batch.tokens
-
-    def decoded(self, batch: Batch, source: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states (B, T, D) that predict the response, and (B, T) where it is real."""
-        response = batch["response"]
-        start = response.new_full((len(response), 1), self.facts.specials["<sos>"])
-        given = torch.cat([start, response[:, :-1]], dim=1)
-        embedded = self.dropout(self.embedding(given) + self.positions(given.shape[1]))
-        return self.decoder(embedded, source, mask), response != self.facts.specials["<pad>"]

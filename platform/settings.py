@@ -32,7 +32,10 @@ def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
         if key not in hints:
             raise UsageError(unknown("setting", key, hints))
         values[key] = _typed(key, value, hints[key])
-    return dataclasses.replace(config, **values)
+    try:
+        return dataclasses.replace(config, **values)
+    except ValueError as error:  # settings that do not go together
+        raise UsageError(str(error)) from None
 
 
 def _typed(key: str, value: Any, kind: Any) -> Any:

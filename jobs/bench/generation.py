@@ -2,8 +2,7 @@
 
 The references do as the papers' code does: each step decodes the whole prefix again and asks for
 the distribution at each of its places. Greedily every answer takes all the steps there are; beams
-are lists in Python, decoded one after another until the last has ended. Both sides must give the
-same answers.
+are lists in Python, decoded together. Both sides must give the same answers.
 """
 
 import json
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from attune.jobs.bench.preparation import timed
 from attune.jobs.tables import table
-from attune.models.base import Batch
 from attune.models.decoding import NEVER, Decoding
 from attune.models.transformer import Transformer
 from attune.platform import memory, runs, store
@@ -110,50 +108,55 @@ def _one_by_one(
 ) -> list[list[int]]:
     answers = {}
     for batch in Stream(columns, size=1, shuffle=False).epoch():
-        source, mask = variant.read(batch)
-        answers[int(batch["index"])] = slow(variant, source, mask, decoding)
+        words = variant.embedded(batch)
+        source = variant.read(words)
+        answers[int(batch["index"])] = slow(variant, source, words.mask, decoding)
     return [answers[row] for row in sorted(answers)]
 
 
-def _distribution(variant: Transformer, said: list[int], source: Tensor, mask: Tensor) -> Tensor:
-    """(V,) log-probabilities of what comes after a prefix, by decoding all of it again."""
-    response = torch.tensor([[*said, variant.facts.specials["<eos>"]]])
-    batch = Batch(tensors={"response": response}, samples=1.0, tokens=1.0)
-    hidden, _ = variant.decoded(batch, source, mask)
-    everywhere = variant.output.logits(hidden).log_softmax(dim=-1)  # (1, T, V)
-    last = everywhere[0, -1]
-    last[[n for name, n in variant.facts.specials.items() if name != "<eos>"]] = NEVER
+def _distributions(
+    variant: Transformer, said: list[list[int]], source: Tensor, mask: Tensor
+) -> Tensor:
+    """(N, V) log-probabilities of what comes after N prefixes, by decoding all of them again."""
+    [words] = variant.embedding(
+        torch.tensor([[variant.facts.specials["<sos>"], *prefix] for prefix in said])
+    )
+    embedded = words + variant.positions(words.shape[1])
+    hidden = variant.decoder(embedded, source.expand(len(said), -1, -1), mask)
+    everywhere = variant.output.logits(hidden).log_softmax(dim=-1)  # (N, T, V)
+    last = everywhere[:, -1]
+    last[:, [n for name, n in variant.facts.specials.items() if name != "<eos>"]] = NEVER
     return last
 
 
 def _greedy(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
     said: list[int] = []
     for _ in range(PAPERS_STEPS):
-        said.append(int(_distribution(variant, said, source, mask).argmax()))
+        said.append(int(_distributions(variant, [said], source, mask)[0].argmax()))
     return _until_the_end(variant, said)[: decoding.max_tokens]
 
 
 def _beams(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
-    """The search of `models/decoding.py`: what has ended keeps its place."""
+    """The search of `models/decoding.py`, in lists."""
     end = variant.facts.specials["<eos>"]
     going: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
-    for step in range(decoding.max_tokens + 1):
-        found = []
-        for score, said in going:
-            following = _distribution(variant, said, source, mask)
-            if step == decoding.max_tokens:
-                found.append((score, [*said, end]))
-                continue
-            values, tokens = following.topk(decoding.beams)
-            for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
-                found.append((score + value, [*said, token]))
+    for _ in range(decoding.max_tokens):
+        following = _distributions(variant, [said for _, said in going], source, mask)
+        values, tokens = following.topk(decoding.beams)
+        found = [
+            (score + value, [*said, token])
+            for row, (score, said) in enumerate(going)
+            for value, token in zip(values[row].tolist(), tokens[row].tolist(), strict=True)
+        ]
         best = sorted(found, key=lambda one: -one[0])[: decoding.beams]
         for score, said in best:
             if said[-1] == end:
-                length = len(said) - (step == decoding.max_tokens)
-                ended.append((score / max(length, 1) ** decoding.length_penalty, said[:-1]))
+                ended.append((score / len(said) ** decoding.length_penalty, said[:-1]))
         going = [one for one in best if one[1][-1] != end]
+        if len(ended) >= decoding.beams or not going:
+            return max(ended, key=lambda one: one[0])[1]
+    ended += [(score / len(said) ** decoding.length_penalty, said) for score, said in going]
     return max(ended, key=lambda one: one[0])[1]
 
 

@@ -171,21 +171,23 @@ def _our_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
 
 
 def _good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
-    source, mask = variant.read(batch)
-    hidden, real = variant.decoded(batch, source, mask)
+    words = variant.embedded(batch)
+    source = variant.read(words)
+    hidden = variant.decoded(words, source)[words.real]
     nll = F.cross_entropy(
-        variant.output.logits(hidden[real]), batch["response"][real], label_smoothing=SMOOTHING
+        variant.output.logits(hidden), batch["response"][words.real], label_smoothing=SMOOTHING
     )
     return nll + emotion_loss(variant.classifier(source[:, 0]), batch)
 
 
 def _papers_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     """Kullback-Leibler divergence from a smoothed target that is written out for every place."""
-    context = batch["context"]
-    words = variant.embedding(context) + variant.embedding(batch["context_roles"])
+    context, given = batch["context"], variant.given(batch["response"])
+    [words], [roles] = variant.embedding(context), variant.embedding(batch["context_roles"])
+    [said] = variant.embedding(given)
     mask = (context != PADDING)[:, None, None, :]
-    source = variant.encoder(words + variant.positions(context.shape[1]), mask)
-    hidden, _ = variant.decoded(batch, source, mask)
+    source = variant.encoder(words + roles + variant.positions(context.shape[1]), mask)
+    hidden = variant.decoder(said + variant.positions(given.shape[1]), source, mask)
     predicted = F.log_softmax(variant.output.logits(hidden), dim=-1).flatten(0, 1)  # (B T, V)
     response = batch["response"].flatten()
     target = predicted.detach().clone().fill_(SMOOTHING / (predicted.shape[1] - 2))

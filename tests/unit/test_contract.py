@@ -1,5 +1,7 @@
 """Each check of the contract notices the fault it is there for."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -25,9 +27,8 @@ class DetachedLoss(MultiTransformer):
 
 
 class BuildsAsItGoes(MultiTransformer):
-    def read(self, batch):
-        source, mask = super().read(batch)
-        return nn.Linear(self.config.width, self.config.width)(source), mask
+    def read(self, words):
+        return nn.Linear(self.config.width, self.config.width)(super().read(words))
 
 
 class UnusedPart(MultiTransformer):
@@ -44,8 +45,8 @@ class ForgottenPart(UnusedPart):
 
 
 class LocalMean(MultiTransformer):
-    def nll(self, batch, source, mask):
-        return super().nll(batch, source, mask) * batch.tokens / (batch["response"] != 0).sum()
+    def nll(self, batch, hidden, words):
+        return super().nll(batch, hidden, words) * batch.tokens / words.real.sum()
 
 
 class KeepsSomethingApart(MultiTransformer):
@@ -53,21 +54,20 @@ class KeepsSomethingApart(MultiTransformer):
         super().__init__(config, facts)
         self.hidden_scale = [torch.rand(()).item()]  # neither weight nor setting: lost when saved
 
-    def read(self, batch):
-        source, mask = super().read(batch)
-        return source * self.hidden_scale[0], mask
+    def read(self, words):
+        return super().read(words) * self.hidden_scale[0]
 
 
 class LooksAtTheTruth(MultiTransformer):
-    def read(self, batch):
-        source, mask = super().read(batch)
-        return source + batch["emotion"][:, None, None] * 0.01, mask
+    def embedded(self, batch):
+        words = super().embedded(batch)
+        told = words.context + batch["emotion"][:, None, None] * 0.01
+        return dataclasses.replace(words, context=told)
 
 
 class SeesPadding(MultiTransformer):
-    def read_tokens(self, context, roles):
-        source, mask = super().read_tokens(context, roles)
-        return self.encoder(source, torch.ones_like(mask)), mask
+    def read(self, words):
+        return self.encoder(words.context, torch.ones_like(words.mask))
 
 
 class WrongPositions(Transformer):
@@ -81,8 +81,8 @@ class CarelessSelect(Transformer):
 
 
 class SmoothsItsLikelihood(Transformer):
-    def nll(self, batch, source, mask):
-        return 0.9 * super().nll(batch, source, mask) + 0.1
+    def nll(self, batch, hidden, words):
+        return 0.9 * super().nll(batch, hidden, words) + 0.1
 
 
 class CannotLearn(MultiTransformer):

@@ -1,0 +1,427 @@
+"""MIME: mimicking emotions for empathetic response generation (Majumder et al. 2020).
+
+The context is read as in the Transformer, and the emotion is the one whose embedding is most like
+the state of `<cls>` (eq. 1-6). Emotions fall into two groups, positive and negative (Table 1). For
+each group a Gaussian latent gives a distribution over the group's emotions, whose embeddings are
+averaged with it: the emotion of the response if it were positive, and if it were negative (eq.
+7-17). The one of the speaker's own polarity mimics the speaker, the other does not; each refines
+the context's words by an encoder of its own weights (eq. 18-23), a gate fuses the two (eq. 24-27),
+and the decoder attends to what results (eq. 28-31).
+
+Deviations: as in `transformer.py`, and
+- eq. 16-17 condition the posterior of a group on the very representation that is made from its
+  sample. Ours is conditioned on the embedding of the true emotion where that belongs to the group,
+  and on the mean of the group's embeddings otherwise; the likelihood term is the log-probability
+  that the group's distribution gives to the true emotion, and there is none where that belongs to
+  the other group.
+- Table 5 has "neither", "grouping only" and "both": without groups there is nothing to mimic, and
+  one distribution over all emotions with one refined context remains.
+- Without stochasticity the latent is the prior's mean in training, too: no posterior, and no
+  divergence.
+- While it learns, the speaker's polarity is the true emotion's; otherwise the predicted one's. The
+  public code tests with the true one.
+- Perplexity is taken, and answers are made, at the prior's mean unless `stochasticity` is switched
+  on for an answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attune.models.base import (
+    PAIRED,
+    Batch,
+    Batches,
+    Between,
+    Choice,
+    Explanation,
+    Facts,
+    Losses,
+    Progress,
+    SearchSpaces,
+    State,
+)
+from attune.models.decoding import seeded
+from attune.models.layers import Encoder
+from attune.models.multitask import emotion_loss
+from attune.models.transformer import Embedded, Transformer, TransformerConfig
+
+TABLE_1 = {
+    "positive": (
+        "confident", "joyful", "grateful", "impressed", "proud", "excited", "trusting", "hopeful",
+        "faithful", "prepared", "content", "surprised", "caring",
+    ),
+    "negative": (
+        "afraid", "angry", "annoyed", "anticipating", "anxious", "apprehensive", "ashamed",
+        "devastated", "disappointed", "disgusted", "embarrassed", "furious", "guilty", "jealous",
+        "lonely", "nostalgic", "sad", "sentimental", "terrified",
+    ),
+}  # fmt: skip
+ON, OFF = "on", "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimeConfig(TransformerConfig):
+    """The Transformer's, which of the ideas are in, and how they are weighed."""
+
+    classification_weight: float = 1.0
+    """Alpha of eq. 32: of the emotion's cross-entropy."""
+    elbo_weight: float = 1.0
+    """Beta of eq. 32: of both groups' evidence bounds."""
+    response_weight: float = 1.0
+    """Gamma of eq. 32: of the response's likelihood."""
+    mimicry: bool = True
+    """Tell the refined context of the speaker's own polarity from the other (eq. 18-19)."""
+    grouping: bool = True
+    """Positive and negative emotions apart; without, one distribution over all."""
+    stochasticity: bool = True
+    """Learn from samples of the latent instead of its mean."""
+    moved: str = ""
+    """Emotions that stand in the other group than in Table 1, comma-separated; the paper itself
+    doubts `surprised` and `anticipating`."""
+    positive_threshold: float = 0.5
+    """A context counts as positive where the likeliest positive emotion has this share of the sum
+    of the likeliest positive and the likeliest negative one; at 0.5 the likeliest decides."""
+    gate: Literal["each", "pair", "open"] = "each"
+    """Eq. 25: a gate for each number of both representations, one for each representation of a
+    word, or none, everything passing."""
+    sampling_temperature: float = 1.0
+    """Factor of the deviation with which the latent is sampled."""
+
+    def __post_init__(self) -> None:
+        if self.mimicry and not self.grouping:
+            raise ValueError("mimicry=true needs grouping=true: whoever mimics takes a side")
+        if not 0 < self.positive_threshold < 1:
+            raise ValueError(
+                f"positive_threshold={self.positive_threshold}: between 0 and 1 is expected"
+            )
+        known = sorted(name for names in TABLE_1.values() for name in names)
+        for name in self.moved_emotions():
+            if name not in known:
+                raise ValueError(f"moved={self.moved}: '{name}' is none of {', '.join(known)}")
+
+    def moved_emotions(self) -> list[str]:
+        """The names in `moved`."""
+        return [name.strip() for name in self.moved.split(",") if name.strip()]
+
+
+class Latent(nn.Module):
+    """For each group a Gaussian whose mean and deviation are read off the context (eq. 11-13)."""
+
+    def __init__(self, inside: int, width: int, num_groups: int, *, spread: bool):
+        super().__init__()
+        self.spread = spread
+        self.first = nn.Linear(inside, width)
+        self.means = nn.ModuleList(nn.Linear(width, width) for _ in range(num_groups))
+        self.log_variances = nn.ModuleList(
+            nn.Linear(width, width) for _ in range(num_groups if spread else 0)
+        )
+
+    def forward(self, given: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        """(B, inside) -> mean and logarithm of the variance, (B, D) each."""
+        hidden = self.first(given).relu()  # eq. 11
+        mean = self.means[group](hidden)  # eq. 12
+        if not self.spread:
+            return mean, torch.full_like(mean, -torch.inf)
+        return mean, self.log_variances[group](hidden)  # eq. 13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Felt:
+    """The emotion of the response, for each group."""
+
+    distributions: list[Tensor]
+    """(B, emotions of the group)."""
+    bounds: list[Tensor]
+    """(B,) what each adds to its evidence bound's loss; empty where the truth is not told."""
+
+
+class Mime(Transformer):
+    """Two emotions of the response, one like the speaker's, one not, fused by a gate."""
+
+    system = "MIME"
+    paper = "Majumder et al. 2020"
+    Config = MimeConfig
+    presets: ClassVar = {
+        **Transformer.presets,
+        "small": {
+            **Transformer.presets["small"],
+            "num_heads": 4,
+            "classification_weight": 4.0,
+            "learning_rate": 2e-3,
+            "schedule": "linear",
+            "warmup_steps": 100,
+            "max_epochs": 6,
+        },
+        "paper": {**Transformer.presets["paper"], "patience": 2},
+    }
+    ablations: ClassVar = {
+        "mime-no-mimicry": {"mimicry": False},
+        "mime-no-mimicry-no-grouping": {"mimicry": False, "grouping": False},
+        "mime-no-stochasticity": {"stochasticity": False},
+    }
+    search_spaces: ClassVar[SearchSpaces] = {
+        **Transformer.search_spaces,
+        "loss-weights": {
+            name: Between(low=0.1, high=10.0, scale="loguniform")
+            for name in ("classification_weight", "elbo_weight", "response_weight")
+        },
+        "gating": {"gate": Choice(values=("each", "pair", "open"))},
+        "thresholds": {
+            "positive_threshold": Between(low=0.2, high=0.8),
+            "moved": Choice(values=("", "surprised", "anticipating", "surprised,anticipating")),
+        },
+        "schedule": {"sampling_temperature": Between(low=0.1, high=2.0)},
+    }
+    controls: ClassVar = {
+        "stochasticity": (OFF, ON),
+        "seed": tuple(str(number) for number in range(100)),
+    }
+    group_of: Tensor
+    place_in_group: Tensor
+
+    def __init__(self, config: MimeConfig, facts: Facts):
+        super().__init__(config, facts)
+        width = config.width
+        self.groups = groups_of(config, facts.emotions)
+        """By name, the numbers of a group's emotions."""
+        group_of, place = torch.zeros(2, len(facts.emotions), dtype=torch.long)
+        for number, members in enumerate(self.groups.values()):
+            group_of[members] = number
+            place[members] = torch.arange(len(members))
+        self.register_buffer("group_of", group_of, persistent=False)
+        self.register_buffer("place_in_group", place, persistent=False)
+        self.emotions = nn.Embedding(len(facts.emotions), width)  # E_E, of classifier and decoder
+        nn.init.normal_(self.emotions.weight, std=width**-0.5)
+        self.likeness = nn.Linear(width, width, bias=False)  # W_E
+        self.prior = Latent(width, width, len(self.groups), spread=config.stochasticity)
+        if config.stochasticity:
+            self.posterior = Latent(2 * width, width, len(self.groups), spread=True)
+        self.choices = nn.ModuleList(
+            nn.Linear(width, len(members)) for members in self.groups.values()
+        )
+        self.tell = nn.Linear(2 * width, width)  # of a word and an emotion, as the encoder reads it
+        self.refine = Encoder(
+            width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
+            config.dropout,
+        )  # fmt: skip
+        both = len(self.groups) * width
+        opened = {"each": both, "pair": len(self.groups)}
+        if config.gate in opened:
+            self.contribution = nn.Linear(both, opened[config.gate])
+        self.fuse = nn.Linear(both, width)
+
+    def loss_weights(self) -> dict[str, float]:
+        """Eq. 32."""
+        bounds = {f"elbo_{name}": self.config.elbo_weight for name in self.groups}
+        return {
+            "nll": self.config.response_weight,
+            "emotion": self.config.classification_weight,
+            **bounds,
+        }
+
+    def losses(self, batches: Batches, progress: Progress) -> Losses:
+        """The four terms of eq. 32."""
+        batch = batches[PAIRED]
+        words = self.embedded(batch)
+        source = self.read(words)
+        logits = self.scores(source[:, 0])
+        felt = self._felt_in_training(source[:, 0], batch["emotion"])
+        if self.training:
+            positive = self._truly_first_group(logits, batch["emotion"])
+        else:  # what is looked at in between is what answers will be made from
+            felt = replace(felt, distributions=self._felt(source[:, 0]))
+            positive = self._first_group(logits)
+        fused, _ = self._refined(source, words, felt.distributions, positive)
+        bounds = zip(self.groups, felt.bounds, strict=True)
+        return {
+            "nll": self.nll(batch, self._decoded(words, fused), words),
+            "emotion": emotion_loss(logits, batch),
+            **{f"elbo_{name}": bound.sum() / batch.samples for name, bound in bounds},
+        }
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """The emotion from the state of `<cls>`."""
+        source = self.read(self.embedded(batch))
+        return {"emotion": self.scores(source[:, 0]).log_softmax(dim=-1)}
+
+    def decoded(self, words: Embedded, source: Tensor) -> Tensor:
+        """Hidden states (B, T, D) that predict the response, the latent at its prior mean."""
+        fused, _ = self._understood(source, words, self._felt(source[:, 0]))
+        return self._decoded(words, fused)
+
+    def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
+        """The fused context, made with samples of the latent where stochasticity is asked for."""
+        words = self.embedded(batch)
+        source = self.read(words)
+        chosen = {"stochasticity": OFF, "seed": "0", **(controls or {})}
+        noise = None
+        if chosen["stochasticity"] == ON:
+            noise = self._noise(batch["index"], int(chosen["seed"]))
+        fused, _ = self._understood(source, words, self._felt(source[:, 0], noise))
+        return self.decoder.begin(fused, _words_only(words.mask))
+
+    def scores(self, context: Tensor) -> Tensor:
+        """(B, D) -> (B, emotions), eq. 4."""
+        products: Tensor = self.likeness(context) @ self.emotions.weight.t()
+        return products
+
+    def _felt(self, context: Tensor, noise: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Each group's distribution from the prior: at its mean, or off it by noise (eq. 7-9)."""
+        found = []
+        for group in range(len(self.groups)):
+            mean, log_variance = self.prior(context, group)
+            latent = mean
+            if noise is not None:
+                latent = self._sampled(mean, log_variance, noise[group])
+            found.append(self.choices[group](latent).softmax(dim=-1))
+        return found
+
+    def _felt_in_training(self, context: Tensor, emotion: Tensor) -> Felt:
+        """Each group's distribution from the posterior, and its evidence bound (eq. 16-17)."""
+        true = emotion.clamp(min=0)
+        distributions, bounds = [], []
+        for group, members in enumerate(self.groups.values()):
+            own = (emotion >= 0) & (self.group_of[true] == group)  # (B,)
+            mean, log_variance = self.prior(context, group)
+            divergence, latent = mean.new_zeros(len(mean)), mean
+            if self.config.stochasticity:
+                average = self.emotions.weight[members].mean(dim=0)
+                felt = torch.where(own[:, None], self.emotions(true), average)  # (B, D)
+                prior = mean, log_variance
+                mean, log_variance = self.posterior(torch.cat([context, felt], dim=1), group)
+                divergence = _divergence(mean, log_variance, *prior)
+                noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
+                latent = self._sampled(mean, log_variance, noise)
+            log_shares = self.choices[group](latent).log_softmax(dim=-1)
+            place = torch.where(own, self.place_in_group[true], 0)
+            likelihood = log_shares.gather(1, place[:, None]).squeeze(1)
+            distributions.append(log_shares.exp())
+            bounds.append(divergence - torch.where(own, likelihood, 0.0))
+        return Felt(distributions=distributions, bounds=bounds)
+
+    def _sampled(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
+        """Eq. 13-15."""
+        return mean + self.config.sampling_temperature * noise * (0.5 * log_variance).exp()
+
+    def _noise(self, index: Tensor, seed: int) -> list[Tensor]:
+        """(B, D) for each group, each sample's own, whatever batch it comes in."""
+        drawn = [
+            torch.randn(len(self.groups), self.config.width, generator=generator)
+            for generator in seeded(index, seed)
+        ]
+        return list(torch.stack(drawn, dim=1).to(index.device))
+
+    def _first_group(self, logits: Tensor) -> Tensor:
+        """(B,) whether the predicted emotion is of the first group: positive."""
+        if not self.config.grouping:
+            return logits.new_ones(len(logits), dtype=torch.bool)
+        positive, negative = (logits[:, members].amax(dim=1) for members in self.groups.values())
+        # p / (p + n) of the two likeliest is a sigmoid of the difference of their logits.
+        return (positive - negative).sigmoid() >= self.config.positive_threshold
+
+    def _truly_first_group(self, logits: Tensor, emotion: Tensor) -> Tensor:
+        """(B,) whether the true emotion is positive; the predicted one where there is none."""
+        true = self.group_of[emotion.clamp(min=0)] == 0
+        return torch.where(emotion >= 0, true, self._first_group(logits))
+
+    def _understood(
+        self, source: Tensor, words: Embedded, distributions: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The fused context and its gates, by the predicted emotion."""
+        positive = self._first_group(self.scores(source[:, 0]))
+        return self._refined(source, words, distributions, positive)
+
+    def _refined(
+        self, source: Tensor, words: Embedded, distributions: list[Tensor], positive: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The fused context (B, S - 1, D) of the words alone, and how far each gate is open
+        (B, S - 1, groups, D)."""
+        felt = torch.stack(
+            [
+                shares @ self.emotions.weight[members]  # eq. 10
+                for shares, members in zip(distributions, self.groups.values(), strict=True)
+            ]
+        )  # (groups, B, D)
+        if self.config.mimicry:  # eq. 18-19: what mimics comes first
+            felt = torch.where(positive[:, None], felt, felt.flip(0))
+        # Eq. 20-21: a linear layer on a word and an emotion is the sum of one on each.
+        of_words, of_emotions = self.tell.weight.split(self.config.width, dim=1)
+        told = (source[:, 1:] @ of_words.t()) + self.tell.bias
+        told = told + (felt @ of_emotions.t())[:, :, None]  # (groups, B, S - 1, D)
+        mask = _words_only(words.mask).repeat(len(felt), 1, 1, 1)
+        refined = self.refine(told.flatten(0, 1), mask)  # eq. 22-23, both at once
+        apart = refined.unflatten(0, (len(felt), -1)).permute(1, 2, 0, 3)  # (B, S - 1, groups, D)
+        gates = self._gates(apart.flatten(2)).unflatten(2, (len(felt), -1)).expand_as(apart)
+        fused: Tensor = self.fuse((gates * apart).flatten(2))  # eq. 26-27
+        return fused, gates
+
+    def _gates(self, joined: Tensor) -> Tensor:
+        """Eq. 25."""
+        if self.config.gate == "open":
+            return torch.ones_like(joined)
+        opened: Tensor = self.contribution(joined).sigmoid()
+        return opened
+
+    def _decoded(self, words: Embedded, fused: Tensor) -> Tensor:
+        hidden: Tensor = self.decoder(words.response, fused, _words_only(words.mask))  # eq. 28
+        return hidden
+
+    def explain(self, batch: Batch) -> list[Explanation]:
+        """Emotions, the groups' shares, the response's emotion in each, and the gates."""
+        words = self.embedded(batch)
+        source = self.read(words)
+        distributions = self._felt(source[:, 0])
+        _, gates = self._understood(source, words, distributions)
+        opened = gates.mean(dim=-1)  # (B, S - 1, groups)
+        names = ("mimicking", "non-mimicking") if self.config.mimicry else tuple(self.groups)
+        lengths = _words_only(words.mask).flatten(1).sum(dim=1).tolist()
+        shares = self.scores(source[:, 0]).softmax(dim=-1)
+        members = self.groups.values()
+        in_groups = torch.stack([shares[:, each].sum(dim=1) for each in members], dim=1)
+        return [
+            replace(
+                explanation,
+                groups=dict(zip(self.groups, in_groups[row].tolist(), strict=True)),
+                response_emotion={
+                    name: dict(zip(self._names(name), each[row].tolist(), strict=True))
+                    for name, each in zip(self.groups, distributions, strict=True)
+                },
+                by_word={
+                    f"gate {name}": opened[row, : lengths[row], place].tolist()
+                    for place, name in enumerate(names)
+                },
+            )
+            for row, explanation in enumerate(super().explain(batch))
+        ]
+
+    def _names(self, group: str) -> list[str]:
+        return [self.facts.emotions[number] for number in self.groups[group]]
+
+
+def groups_of(config: MimeConfig, emotions: Sequence[str]) -> dict[str, list[int]]:
+    """The groups by name, each with the numbers of its emotions; the first is the positive one."""
+    if not config.grouping:
+        return {"all": list(range(len(emotions)))}
+    positive = set(TABLE_1["positive"]) ^ set(config.moved_emotions())
+    return {
+        "positive": [n for n, name in enumerate(emotions) if name in positive],
+        "negative": [n for n, name in enumerate(emotions) if name not in positive],
+    }
+
+
+def _divergence(
+    mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor
+) -> Tensor:
+    """(B,) Kullback-Leibler divergence of a Gaussian from its prior."""
+    ratio = log_variance - prior_log_variance
+    off = (mean - prior_mean).square() * (-prior_log_variance).exp()
+    return 0.5 * (ratio.exp() - ratio - 1 + off).sum(dim=1)
+
+
+def _words_only(mask: Tensor) -> Tensor:
+    """(B, 1, 1, S) -> (B, 1, 1, S - 1), without `<cls>`."""
+    return mask[..., 1:]
