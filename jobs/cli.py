@@ -13,7 +13,19 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from attune.jobs import data, demo, doctor, evaluate, respond, runs, submit, train, ui, variants
+from attune.jobs import (
+    data,
+    demo,
+    doctor,
+    evaluate,
+    respond,
+    runs,
+    show,
+    submit,
+    train,
+    ui,
+    variants,
+)
 from attune.platform.errors import DataError, UsageError
 from attune.platform.home import home
 
@@ -40,6 +52,7 @@ app.command()(runs.runs)
 app.command()(respond.respond)
 app.command()(evaluate.evaluate)
 app.command()(ui.ui)
+app.add_typer(show.app, name="show")
 
 
 def _version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +54,7 @@ def evaluate(
     ] = None,
     decode: options.Decode = None,
     settings: options.DecodingChanges = None,
+    control: options.Controls = None,
     profile: Annotated[
         str, typer.Option(metavar="NAME", help="Whose definitions the metrics follow.")
     ] = PROFILES[0],
@@ -81,21 +83,31 @@ def evaluate(
     if name is not None:
         run = options.trained_run(name)
         decoding = options.decoding(decode, options.changes(settings))
-        result = of_run(run, data, split or TEST, decoding)
+        controls = options.controls(control, [run])
+        result = of_run(run, data, split or TEST, decoding, controls)
     else:
         assert answers is not None
-        given = {"--data": data, "--split": split, "--decode": decode, "--set": settings}
+        given = {
+            "--data": data, "--split": split, "--decode": decode, "--set": settings,
+            "--control": control,
+        }  # fmt: skip
         if useless := [option for option, value in given.items() if value]:
             raise UsageError(f"{useless[0]} is for a RUN: the answers in a file are made already")
         result = _of_file(answers)
     _show(console(as_json), result)
     if run is not None:
-        log(run, result)
+        log(run, result, controls)
     if as_json:
         print_json(result)
 
 
-def of_run(run: "Run", data: str | None, split: str, decoding: "Decoding") -> dict[str, Any]:
+def of_run(
+    run: "Run",
+    data: str | None,
+    split: str,
+    decoding: "Decoding",
+    controls: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """What the command's JSON says, with the answers kept in the run's folder."""
     import polars as pl
 
@@ -110,8 +122,9 @@ def of_run(run: "Run", data: str | None, split: str, decoding: "Decoding") -> di
     is_own = data_hash == run.data["hash"]
     if data is None and not is_own:
         console(True).print(f"note: {folder} has changed since the run learned from it")
-    evaluation = _evaluated(run, folder, split, decoding)
-    path = run.folder / "answers" / _file_name(split, decoding, None if is_own else data_hash)
+    evaluation = _evaluated(run, folder, split, decoding, controls)
+    special = {**(controls or {}), **({} if is_own else {"data": data_hash})}
+    path = run.folder / "answers" / _file_name(split, decoding, special)
     # `answer` holds tokens already: under this name they are scored as they stand.
     answers.write(evaluation.answers.with_columns(answer_tokens=pl.col("answer")), path)
     return {
@@ -124,7 +137,9 @@ def of_run(run: "Run", data: str | None, split: str, decoding: "Decoding") -> di
     }
 
 
-def _evaluated(run: "Run", folder: Path, split: str, decoding: "Decoding") -> "Evaluation":
+def _evaluated(
+    run: "Run", folder: Path, split: str, decoding: "Decoding", controls: Mapping[str, str] | None
+) -> "Evaluation":
     from attune.models.base import DialogueVariant
     from attune.platform import runs
     from attune.platform.batches import encode
@@ -150,6 +165,7 @@ def _evaluated(run: "Run", folder: Path, split: str, decoding: "Decoding") -> "E
             model.vocabulary,
             decoding,
             progress=lambda done: bar.advance(task, done),
+            controls=controls,
         )
 
 
@@ -167,24 +183,23 @@ def _of_file(path: Path) -> dict[str, Any]:
     }
 
 
-def log(run: "Run", result: dict[str, Any]) -> None:
+def log(run: "Run", result: dict[str, Any], controls: Mapping[str, str] | None = None) -> None:
     """Tell MLflow of it, where the run is tracked."""
     from attune.platform.tracking import log_evaluation
 
     if run.run_id is None:
         return
     answers = Path(result["answers"])
-    log_evaluation(run, result["split"], result["decode"], result["metrics"], answers)
+    decode = "-".join([result["decode"], *(f"{k}-{v}" for k, v in (controls or {}).items())])
+    log_evaluation(run, result["split"], decode, result["metrics"], answers)
 
 
-def _file_name(split: str, decoding: "Decoding", other_data: str | None) -> str:
+def _file_name(split: str, decoding: "Decoding", others: Mapping[str, str]) -> str:
     """Answers that were made in another way, or to other data, have another name."""
     usual = type(decoding)(method=decoding.method)
     special: dict[str, Any] = {
         key: value for key, value in asdict(decoding).items() if value != getattr(usual, key)
-    }
-    if other_data is not None:
-        special["data"] = other_data
+    } | dict(others)
     if not special:
         return f"{split}-{decoding.method}.parquet"
     digest = hashlib.sha256(json.dumps(special, sort_keys=True).encode()).hexdigest()

@@ -31,16 +31,28 @@ DecodingChanges = Annotated[
     ),
 ]
 
+Controls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--control",
+        metavar="KEY=VALUE",
+        help="What the model may be told of the answer, such as MIME's `stochasticity=on`. May be "
+        "given several times.",
+    ),
+]
+
 _LEAST = {"max_tokens": 1, "beams": 1, "top_k": 1, "block_ngrams": 0}
 
 
-def changes(texts: Iterable[str] | None) -> dict[str, str]:
-    """`key=value` as typed after `--set`; of a key given twice the last counts."""
+def changes(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
+    """`key=value` as typed after an option; of a key given twice the last counts."""
     found = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise UsageError(f"--set {text}: write it as KEY=VALUE, without blanks around the '='")
+            raise UsageError(
+                f"{option} {text}: write it as KEY=VALUE, without blanks around the '='"
+            )
         found[key.strip()] = value.strip()
     return found
 
@@ -63,6 +75,17 @@ def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     if not 0 < made.temperature < math.inf:
         raise UsageError(f"temperature={made.temperature}: more than 0 is expected")
     return made
+
+
+def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
+    """What follows `--control`, which each of the runs must know."""
+    from attune.platform.serving import check_controls
+    from attune.platform.settings import find_variant
+
+    found = changes(texts, "--control")
+    for run in runs:
+        check_controls(find_variant(run.variant)[0], found)
+    return found
 
 
 def trained_run(text: str) -> "Run":

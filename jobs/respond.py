@@ -1,6 +1,7 @@
 """`attune respond`: what do these models say to that?"""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ def respond(
     ],
     decode: options.Decode = None,
     settings: options.DecodingChanges = None,
+    control: options.Controls = None,
     as_json: Json = False,
 ) -> None:
     """Let one or several runs answer a conversation, each with the emotion it reads in it.
@@ -37,15 +39,17 @@ def respond(
     - `attune respond transformer@latest multi-trs@latest --context "My dog ran away."`
     - `attune respond mine --context "Hello." --context "Hi, how are you?" --context "Alone."`
     - `attune respond mine --context "I won!" --decode nucleus --set top_p=0.8 --set seed=7`
+    - `attune respond mime@latest --context "I won!" --control stochasticity=on --control seed=3`
     """
     decoding = options.decoding(decode, options.changes(settings))
     found = [options.trained_run(name) for name in names]
+    controls = options.controls(control, found)
     from attune.platform.serving import Responder
 
     answers: list[dict[str, Any]] = []
     with progress("answers") as bar:
         for run in bar.track(found, description="answering"):
-            [answer] = Responder(run.model).respond([context], decoding)
+            [answer] = Responder(run.model).respond([context], decoding, controls)
             answers.append(
                 {
                     "run": run.name,
@@ -67,8 +71,19 @@ def _show(screen: Console, context: list[str], answers: list[dict[str, Any]]) ->
     for answer in answers:
         text = answer["answer"] or "(nothing)"
         screen.print(f"{answer['run']:>{width}}: {text}", markup=False, style="green")
-        emotions = answer["explanation"]["emotion"]
-        if emotions:
-            likeliest = sorted(emotions, key=emotions.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
-            read = ", ".join(f"{name} {emotions[name]:.0%}" for name in likeliest)
-            screen.print(f"{'':>{width}}  reads {read}", markup=False, style="dim")
+        for line in _reasons(answer["explanation"]):
+            screen.print(f"{'':>{width}}  {line}", markup=False, style="dim")
+
+
+def _reasons(explanation: dict[str, Any]) -> Iterator[str]:
+    """What there is to say of an answer, a line each; numbers of single words are for the page."""
+    for does, part in (("reads", "emotion"), ("takes it as", "groups"), ("hears", "listeners")):
+        if explanation[part]:
+            yield f"{does} {_likeliest(explanation[part])}"
+    for group, shares in (explanation["response_emotion"] or {}).items():
+        yield f"its own emotion, if {group}: {_likeliest(shares)}"
+
+
+def _likeliest(shares: dict[str, float]) -> str:
+    best = sorted(shares, key=shares.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
+    return ", ".join(f"{name} {shares[name]:.0%}" for name in best)

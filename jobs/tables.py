@@ -20,4 +20,6 @@ def shown(metric: str, value: float | None) -> str:
         return "-"
     if any(part in metric for part in _FRACTIONS):
         return f"{value:.2%}"
+    if isinstance(value, int):
+        return f"{value:,}"
     return f"{value:.3f}" if "loss" in metric else f"{value:.2f}"

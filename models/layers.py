@@ -56,7 +56,7 @@ class WordEmbedding(nn.Module):
         """
         embedded = self.project(self.table(torch.cat([each.flatten() for each in tokens])))
         parts = embedded.split([each.numel() for each in tokens])
-        return tuple(part.view(*each.shape, -1) for part, each in zip(parts, tokens, strict=True))
+        return tuple(part.unflatten(0, each.shape) for part, each in zip(parts, tokens, strict=True))
 
 
 class Positions(nn.Module):

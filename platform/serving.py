@@ -1,5 +1,6 @@
 """Text in, answer with its explanation out."""
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +9,16 @@ from pathlib import Path
 import polars as pl
 import torch
 
-from attune.models.base import Batch, DialogueVariant, Explanation
+from attune.models.base import Batch, DialogueVariant, Explanation, Variant
 from attune.models.decoding import Decoding, decode, stream
 from attune.platform import runs
-from attune.platform.batches import Stream, encode
+from attune.platform.batches import PADDING, Stream, encode
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.corpora.samples import SAMPLES
 from attune.platform.errors import UsageError, unknown
 from attune.platform.text.detokenizing import readable
 from attune.platform.text.tokenizing import tokenize
+from attune.platform.text.vocabulary import END
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +51,9 @@ class Responder:
         """An answer to each conversation; many at once are answered as one batch."""
         started = time.perf_counter()
         batch = self._batch(conversations)
-        self._check(controls)
+        check_controls(type(self.variant), controls or {})
         made = decode(self.variant, batch, decoding, controls)
-        with torch.no_grad():
-            explanations = self.variant.explain(batch)
+        explanations = self._explained(batch, made)
         seconds = (time.perf_counter() - started) / max(len(conversations), 1)
         return [
             Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
@@ -66,13 +67,12 @@ class Responder:
         controls: Mapping[str, str] | None = None,
     ) -> Iterator[str]:
         """The answer so far, after each token."""
-        self._check(controls)
+        check_controls(type(self.variant), controls or {})
         tokens: list[int] = []
         for token in stream(self.variant, self._batch([conversation]), decoding, controls):
             tokens.append(token)
             yield self._text(tokens)
 
-    @torch.no_grad()  # a decorator for the reason given at `stream`: the page has many threads
     def follow(
         self,
         conversation: Sequence[str],
@@ -84,9 +84,9 @@ class Responder:
         Seconds count the model's own time, not what passes before the next token is asked for.
         """
         started = time.perf_counter()
-        self._check(controls)
+        check_controls(type(self.variant), controls or {})
         batch = self._batch([conversation])
-        [explanation] = self.variant.explain(batch)
+        [explanation] = self._explained(batch, [[]])
         coming = stream(self.variant, batch, decoding, controls)
         tokens: list[int] = []
         seconds = 0.0
@@ -98,8 +98,29 @@ class Responder:
             if token is None:
                 break
             tokens.append(token)
+        [explanation] = self._explained(batch, [tokens])
         seconds += time.perf_counter() - started
         yield Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
+
+    @torch.no_grad()
+    def _explained(self, batch: Batch, answers: Sequence[Sequence[int]]) -> list[Explanation]:
+        """Why these are the answers, with the context's words beside what there is of each."""
+        end = self.variant.facts.specials[END]
+        responses = [torch.tensor([*answer, end]) for answer in answers]
+        padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=PADDING)
+        answered = dataclasses.replace(batch, tensors={**batch.tensors, "response": padded})
+        return [
+            dataclasses.replace(explanation, words=self._words(context))
+            if explanation.by_word
+            else explanation
+            for explanation, context in zip(
+                self.variant.explain(answered), batch["context"], strict=True
+            )
+        ]
+
+    def _words(self, context: torch.Tensor) -> list[str]:
+        """The words of a context, without `<cls>` and padding."""
+        return self.model.vocabulary.decode(context[1 : int((context != PADDING).sum())].tolist())
 
     def _batch(self, conversations: Sequence[Sequence[str]]) -> Batch:
         for number, turns in enumerate(conversations, start=1):
@@ -125,12 +146,17 @@ class Responder:
         rows = {name: tensor[order] for name, tensor in batch.tensors.items()}
         return Batch(tensors=rows, samples=batch.samples, tokens=batch.tokens)
 
-    def _check(self, controls: Mapping[str, str] | None) -> None:
-        for name, value in (controls or {}).items():
-            if name not in self.variant.controls:
-                raise UsageError(unknown("control", name, self.variant.controls))
-            if value not in self.variant.controls[name]:
-                raise UsageError(unknown(name, value, self.variant.controls[name]))
-
     def _text(self, tokens: Sequence[int]) -> str:
         return readable(self.model.vocabulary.decode(tokens))
+
+
+def check_controls(variant: type[Variant], controls: Mapping[str, str]) -> None:
+    """Only what the variant lets a user set, to what it may be set to."""
+    known = variant.controls if issubclass(variant, DialogueVariant) else {}
+    for name, value in controls.items():
+        if not known:
+            raise UsageError(f"control '{name}': {variant.system} has no controls")
+        if name not in known:
+            raise UsageError(unknown("control", name, known))
+        if value not in known[name]:
+            raise UsageError(unknown(f"value of {name}", value, known[name]))

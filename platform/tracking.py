@@ -182,6 +182,14 @@ def log_evaluation(
         client.log_artifact(run_id, str(answers), "answers")
 
 
+def log_picture(run: Run, path: Path, metrics: Mapping[str, float]) -> None:
+    """Add a picture, and what it shows in numbers, to a run."""
+    step, now = run.result.get("best_step") or 0, _milliseconds()
+    with _contact(run) as (client, run_id):
+        client.log_batch(run_id, metrics=list(_metrics(metrics, now, step)))
+        client.log_artifact(run_id, str(path), "pictures")
+
+
 def flush(run: Run, timeout: float) -> int:
     """Send what a past run left behind; returns the number of lines that are still not sent."""
     with Sender(run) as sender:

@@ -1,6 +1,7 @@
 """HTML of conversations and answers. All text passes through `escape`: what a model or a person
 says is never markup."""
 
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Literal
 
@@ -48,7 +49,7 @@ def answer(run: Run, made: Answer, *, done: bool) -> str:
     else:
         text = '<p class="answer quiet">(it says nothing)</p>'
     seconds = f'<p class="quiet seconds">{made.seconds:.2f} s</p>' if done else ""
-    return _pane(run, "done" if done else "answering", text + emotions(made.explanation) + seconds)
+    return _pane(run, "done" if done else "answering", text + reasons(made.explanation) + seconds)
 
 
 def problem(run_name: str, message: str) -> str:
@@ -59,11 +60,26 @@ def problem(run_name: str, message: str) -> str:
     )
 
 
-def emotions(explanation: Explanation) -> str:
-    """The likeliest emotions as bars."""
+def reasons(explanation: Explanation) -> str:
+    """What the model reads in the conversation, and why it answers as it does."""
     if not explanation.emotion:
         return '<p class="quiet">This variant does not predict an emotion.</p>'
-    shares = explanation.emotion
+    more = ""
+    if explanation.groups:
+        more += _bars("Taken as", explanation.groups)
+    if explanation.listeners:
+        more += _bars("Listeners heard", explanation.listeners)
+    for group, shares in (explanation.response_emotion or {}).items():
+        more += _bars(f"The answer's emotion, if {group}", shares)
+    for name, values in (explanation.by_word or {}).items():
+        more += _shaded(name, explanation.words or (), values)
+    if more:
+        more = f'<details class="why"><summary>Why</summary>{more}</details>'
+    return _bars("Emotion it reads in the conversation", explanation.emotion, titled=False) + more
+
+
+def _bars(title: str, shares: Mapping[str, float], *, titled: bool = True) -> str:
+    """The largest shares as bars."""
     likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
     bars = "".join(
         f'<li><span class="name">{escape(name)}</span><span class="track">'
@@ -71,7 +87,22 @@ def emotions(explanation: Explanation) -> str:
         f'<span class="share">{shares[name]:.0%}</span></li>'
         for name in likeliest
     )
-    return f'<ul class="emotions" aria-label="Emotion it reads in the conversation">{bars}</ul>'
+    heading = f"<h4>{escape(title)}</h4>" if titled else ""
+    return f'{heading}<ul class="emotions" aria-label="{escape(title)}">{bars}</ul>'
+
+
+def _shaded(title: str, words: Sequence[str], values: Sequence[float]) -> str:
+    """The context's words on a ground as dark as their numbers are high among each other."""
+    least, most = min(values, default=0.0), max(values, default=0.0)
+    marks = " ".join(
+        f'<mark style="--strength:{(value - least) / ((most - least) or 1):.0%}" '
+        f'title="{value:.3f}">{escape(word)}</mark>'
+        for word, value in zip(words, values, strict=True)
+    )
+    extent = f"{least:.2f} to {most:.2f}"
+    return (
+        f'<h4>{escape(title)} <span class="quiet">{extent}</span></h4><p class="shaded">{marks}</p>'
+    )
 
 
 def _pane(run: Run, state: State, content: str) -> str:

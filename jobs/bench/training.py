@@ -34,6 +34,7 @@ from attune.platform.batches import PADDING, Columns, Ragged, Stream, encode
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import TOKENS, read_samples
 from attune.platform.text.vocabulary import Vocabulary
+from attune.platform.training.loop import total_loss
 from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import configure
 
@@ -44,8 +45,14 @@ ROUNDS = 3
 WARM_UP = 20
 STEPS = {"attune train": 160, "plain": 160, "good": 120, "reference": 60}
 GROWING_DATA, GROWING_WORDS = (1, 2, 4), (8_000, 16_000, 32_000)
+SYSTEMS: dict[str, dict[str, float]] = {
+    VARIANT: {},
+    "moel": {"true_emotion_decay": 0},  # from the first step as many listeners as in the end
+    "mime": {},
+}
+"""What a sample costs in the plain loop is compared between these."""
 
-Step = Callable[[MultiTransformer, Batch], Tensor]
+Step = Callable[[Any, Batch], Tensor]
 
 
 def measure(data: Path, folder: Path) -> dict[str, Any]:
@@ -61,6 +68,11 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
             )
             rates[name].append(found["samples_per_second"])
             peaks[name] = found["peak_memory_mb"]
+    systems: dict[str, list[float]] = {name: [] for name in SYSTEMS}
+    for _ in range(ROUNDS):
+        for name, found_rates in systems.items():
+            found = _in_a_process("plain", data, STEPS["plain"], variant=name)
+            found_rates.append(found["samples_per_second"])
     middle = {name: statistics.median(values) for name, values in rates.items()}
     ours = middle["attune train"]
     return {
@@ -70,6 +82,10 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
         "ratio_to_plain": ours / middle["plain"],
         "ratio_to_reference": ours / middle["reference"],
         "good_ratio_to_reference": middle["good"] / middle["reference"],
+        "cost_of_a_sample": {
+            name: statistics.median(systems[VARIANT]) / statistics.median(values)
+            for name, values in systems.items()
+        },
         "growth": {
             "data": {
                 times: _in_a_process("plain", data, STEPS["plain"], times=times)
@@ -96,6 +112,8 @@ def show(screen: Console, found: dict[str, Any]) -> None:
         made.add_row(name, f"{rate:.1f}", f"{ratio:.2f}", f"{peak:,.0f}")
     screen.print(made)
     screen.print(f"attune train runs at {found['ratio_to_plain']:.2f} of the plain loop")
+    costs = (f"{name} {cost:.2f}" for name, cost in found["cost_of_a_sample"].items())
+    screen.print(f"a training sample costs, as a multiple of {VARIANT}'s: {', '.join(costs)}")
     for kind, grown in found["growth"].items():
         each = (f"{n:,}: {1000 / g['samples_per_second']:.2f}" for n, g in grown.items())
         screen.print(f"milliseconds a sample by {kind}: {', '.join(each)}")
@@ -126,24 +144,26 @@ def _through_the_command(data: Path, home: Path, steps: int) -> dict[str, float]
     }
 
 
-def _in_a_process(kind: str, data: Path, steps: int, times: int = 1, words: int = 0) -> Any:
-    command = [sys.executable, "-m", __name__, kind, str(data), str(steps), str(times), str(words)]
+def _in_a_process(
+    kind: str, data: Path, steps: int, *, times: int = 1, words: int = 0, variant: str = VARIANT
+) -> Any:
+    options = (kind, variant, str(data), str(steps), str(times), str(words))
+    command = [sys.executable, "-m", __name__, *options]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _loop(kind: str, data: str, steps: str, times: str, words: str) -> None:
+def _loop(kind: str, name: str, data: str, steps: str, times: str, words: str) -> None:
     """One of the plain loops; prints its rate and the most memory it took."""
     if kind == "plain":
         memory.keep_freed()
     vocabulary = _vocabulary(Path(data), int(words))
     samples = pl.concat([read_samples(Path(data), "train")] * int(times))
     columns = encode(samples, vocabulary, emotions=EMOTIONS)
-    config, training = configure(VARIANT, PRESET, SETTINGS)
-    variant = runs.build(VARIANT, config, vocabulary, EMOTIONS).variant.train()
-    assert isinstance(variant, MultiTransformer)
+    config, training = configure(name, PRESET, {**SETTINGS, **SYSTEMS[name]})
+    variant = runs.build(name, config, vocabulary, EMOTIONS).variant.train()
     torch.manual_seed(0)
     if kind == "reference":
         optimizer = torch.optim.Adam(variant.parameters(), lr=1e-4, foreach=False, fused=False)
@@ -151,7 +171,10 @@ def _loop(kind: str, data: str, steps: str, times: str, words: str) -> None:
     else:
         optimizer = torch.optim.Adam(variant.parameters(), lr=1e-4, fused=True)
         batches = (loaded.batch for loaded in Stream(columns, size=training.batch_size).batches())
-    loss = {"plain": _our_loss, "good": _good_loss, "reference": _papers_loss}[kind]
+    losses: dict[str, Step] = {
+        "plain": _our_loss, "good": _good_loss, "reference": _papers_loss
+    }  # fmt: skip
+    loss = losses[kind]
     seen = 0
     for step, batch in zip(range(int(steps)), batches, strict=False):
         if step == WARM_UP:
@@ -165,9 +188,10 @@ def _loop(kind: str, data: str, steps: str, times: str, words: str) -> None:
     print(json.dumps({"samples_per_second": seen / seconds, "peak_memory_mb": peak}))
 
 
-def _our_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
-    terms = variant.losses({PAIRED: batch}, Progress())
-    return terms["nll"] + terms["emotion"]
+def _our_loss(variant: Any, batch: Batch) -> Tensor:
+    [stage] = variant.stages()
+    [update] = stage.updates
+    return total_loss(update, getattr(variant, update.losses)({PAIRED: batch}, Progress()))
 
 
 def _good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:

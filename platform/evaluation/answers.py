@@ -35,6 +35,7 @@ COLUMNS = {
 METRICS = (
     "perplexity", "perplexity_sample_mean", "unknown_share", "emotion_accuracy",
     "emotion_accuracy_top2", "emotion_accuracy_top5", "bleu", "distinct_1", "distinct_2",
+    "different_answers",
 )  # fmt: skip
 
 
@@ -79,6 +80,7 @@ def score(answers: pl.DataFrame) -> tuple[dict[str, float | None], str]:
         "bleu": bleu,
         "distinct_1": metrics.distinct(words, 1),
         "distinct_2": metrics.distinct(words, 2),
+        "different_answers": len(set(said)),
     }
     if "log_likelihood" in answers:
         lengths = np.array([len(_split(text)) + 1 for text in references])  # 1 for <eos>

@@ -1,6 +1,6 @@
 """A model's metrics and answers on a split: batched throughout, nothing a sample at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ def answer(
     columns: Columns,
     decoding: Decoding,
     progress: Callable[[int], None] = lambda _: None,
+    controls: Mapping[str, str] | None = None,
 ) -> list[list[int]]:
     """The tokens of the answer to each row."""
     trained = variant.training
@@ -63,7 +64,7 @@ def answer(
     answers: dict[int, list[int]] = {}
     stream = Stream(columns, size=ANSWERS_AT_A_TIME, shuffle=False, by_context=True)
     for batch in stream.epoch():
-        made = decode(variant, batch, decoding)
+        made = decode(variant, batch, decoding, controls)
         answers.update(zip(batch["index"].tolist(), made, strict=True))
         progress(len(batch))
     variant.train(trained)
@@ -77,13 +78,18 @@ def evaluate(
     vocabulary: Vocabulary,
     decoding: Decoding = Decoding(),  # noqa: B008
     progress: Callable[[int], None] = lambda _: None,
+    controls: Mapping[str, str] | None = None,
 ) -> Evaluation:
-    """Perplexity, emotion accuracy, BLEU and distinct-n, with all answers."""
+    """Perplexity, emotion accuracy, BLEU and distinct-n, with all answers.
+
+    `controls` are of the answers: perplexity and accuracy are taken without any.
+    """
     responses, emotions = columns["response"], columns["emotion"]
     assert isinstance(responses, Ragged)
     assert not isinstance(emotions, Ragged)
     scores = score(variant, columns)
-    answers = [vocabulary.decode(a) for a in answer(variant, columns, decoding, progress)]
+    made = answer(variant, columns, decoding, progress, controls)
+    answers = [vocabulary.decode(tokens) for tokens in made]
     texts = [" ".join(tokens) for tokens in answers]
     references = samples["response_tokens"].to_list()
     bleu, signature = metrics.bleu(texts, references)
@@ -95,6 +101,7 @@ def evaluate(
         "bleu": bleu,
         "distinct_1": metrics.distinct(answers, 1),
         "distinct_2": metrics.distinct(answers, 2),
+        "different_answers": len(set(texts)),
     }
     table = samples.select(
         "conversation_id", "turn", "emotion", "context", "response", "response_tokens"
@@ -103,7 +110,8 @@ def evaluate(
         log_likelihood=pl.Series(scores["log_likelihood"]),
         predicted_emotion=_names(scores.get("emotion"), variant.facts.emotions),
     )
-    settings = " ".join(f"{key}:{value}" for key, value in asdict(decoding).items())
+    chosen = {**asdict(decoding), **(controls or {})}
+    settings = " ".join(f"{key}:{value}" for key, value in chosen.items())
     return Evaluation(metrics=found, answers=table, signature=f"{settings} {signature}")
 
 

@@ -100,6 +100,7 @@ def test_evaluate(build, test_samples, test_columns):
     assert set(result.metrics) == {
         "perplexity", "perplexity_sample_mean", "unknown_share", "emotion_accuracy",
         "emotion_accuracy_top2", "emotion_accuracy_top5", "bleu", "distinct_1", "distinct_2",
+        "different_answers",
     }  # fmt: skip
     # An untrained model knows nothing: it is as unsure as a die with a face for each token.
     assert len(model.vocabulary) < result.metrics["perplexity"] < 3 * len(model.vocabulary)
@@ -159,7 +160,7 @@ def test_responder_refuses_what_it_cannot_answer(responder, tmp_path):
         responder.respond([["Hello.", "Hi."]])
     with pytest.raises(UsageError, match="none is empty"):
         responder.respond([[" "]])
-    with pytest.raises(UsageError, match="unknown control 'intent'"):
+    with pytest.raises(UsageError, match="control 'intent': Multi-TRS has no controls"):
         responder.respond([["Hello."]], controls={"intent": "agreeing"})
     with pytest.raises(UsageError, match=r"model.json is missing"):
         Responder(tmp_path)

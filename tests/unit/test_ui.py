@@ -145,11 +145,11 @@ def test_no_text_is_markup(add_run):
 
 def test_the_five_likeliest_emotions_are_shown():
     shares = {"a": 0.05, "b": 0.5, "c": 0.1, "d": 0.2, "e": 0.1, "f": 0.05}
-    shown = markup.emotions(Explanation(emotion=shares))
+    shown = markup.reasons(Explanation(emotion=shares))
     assert [shown.find(f">{name}<") > 0 for name in "abcdef"] == [True] * 5 + [False]
     assert shown.index(">b<") < shown.index(">d<") < shown.index(">c<")
     assert "width:50.0%" in shown
-    assert "does not predict" in markup.emotions(Explanation())
+    assert "does not predict" in markup.reasons(Explanation())
 
 
 def test_each_pane_answers_in_an_event_of_its_own(home):  # noqa: ARG001
@@ -185,7 +185,7 @@ def test_controls_of_a_variant_reach_its_model(add_run, monkeypatch):
     assert last[1] == "Yes."
     list(tab.answer("mine", said, *values, talk.MODELS_CHOICE, talk.MODELS_CHOICE))
     assert asked == [(["Hello."], 30, {"intent": "agreeing"}), (["Hello."], 30, {})]
-    assert talk._all_controls() == {"intent": ["asking", "agreeing"]}
+    assert talk._all_controls()["intent"] == ["asking", "agreeing"]
     assert DialogueVariant.controls == {}
 
 
