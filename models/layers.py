@@ -56,7 +56,9 @@ class WordEmbedding(nn.Module):
         """
         embedded = self.project(self.table(torch.cat([each.flatten() for each in tokens])))
         parts = embedded.split([each.numel() for each in tokens])
-        return tuple(part.unflatten(0, each.shape) for part, each in zip(parts, tokens, strict=True))
+        return tuple(
+            part.unflatten(0, each.shape) for part, each in zip(parts, tokens, strict=True)
+        )
 
 
 class Positions(nn.Module):

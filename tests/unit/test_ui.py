@@ -152,6 +152,24 @@ def test_the_five_likeliest_emotions_are_shown():
     assert "does not predict" in markup.reasons(Explanation())
 
 
+def test_reasons_of_an_answer_can_be_unfolded():
+    reason = Explanation(
+        emotion={"sad": 1.0},
+        groups={"positive": 0.25, "negative": 0.75},
+        listeners={"sad": 0.6, "lonely": 0.4},
+        response_emotion={"positive": {"hopeful": 1.0}},
+        by_word={"gate mimicking": (0.2, 0.7)},
+        words=("<b>", "dog"),
+    )
+    shown = markup.reasons(reason)
+    assert "<details" in shown
+    for text in ("Taken as", ">75%<", "Listeners heard", ">lonely<", "if positive", ">hopeful<"):
+        assert text in shown
+    assert '--strength:0%" title="0.200">&lt;b&gt;</mark>' in shown
+    assert '--strength:100%" title="0.700">dog</mark>' in shown
+    assert "<details" not in markup.reasons(Explanation(emotion={"sad": 1.0}))
+
+
 def test_each_pane_answers_in_an_event_of_its_own(home):  # noqa: ARG001
     page = app.build(Offer())
     answering = [fn for fn in page.fns.values() if fn.name == "answer"]
