@@ -189,12 +189,10 @@ def _beam_search(
         logits = _allowed(logits, said, variant, decoding)
         # No more than `beams` continuations of one hypothesis can be among the best of its sample.
         width = min(beams, logits.shape[1])
-        likeliest, continuations = _likeliest(logits, width)  # (R, width)
-        highest = likeliest[:, :1]
-        total = logits.sub_(highest).exp_().sum(dim=1, keepdim=True).log_() + highest
+        likeliest, continuations = _likeliest(logits.log_softmax(dim=-1), width)  # (R, width)
         here, group = samples.unique_consecutive(return_inverse=True)
         table = scores.new_full((len(here), beams, width), NEVER)
-        table[group, places] = scores[:, None] + likeliest - total
+        table[group, places] = scores[:, None] + likeliest
         rows = samples.new_zeros((len(here), beams))
         rows[group, places] = torch.arange(len(samples), device=device)
         best, chosen = table.flatten(1).topk(beams, dim=-1)  # (samples, beams)

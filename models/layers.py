@@ -5,7 +5,7 @@ Shapes: B batch, T target or query length, S source length, D width, H heads, V 
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 LINE = 16
 """Floats in a cache line."""
 _ONE_DNN = torch.backends.mkldnn.is_available()
+PACKED_FOR_ROWS = 128
+"""How many rows at a time the output layer's packed weight is best for."""
 CHUNK_BYTES = 32 * 2**20
 """A tensor above this size is mapped and faulted anew by the allocator each time it is made."""
 
@@ -292,12 +294,29 @@ class OutputLayer(nn.Module):
             else nn.Parameter(torch.empty(num_tokens, width).normal_(std=width**-0.5))
         )
         self.bias = nn.Parameter(torch.zeros(num_tokens))
+        self._packed: tuple[tuple[int, int], Tensor] | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
-        if torch.is_grad_enabled():
-            return F.linear(self.reduce(hidden), self.weight, self.bias)
-        return _linear(self.reduce(hidden), self.weight, self.bias)
+        reduced = self.reduce(hidden)
+        if self.training or torch.is_grad_enabled() or not _one_dnn(reduced):
+            return F.linear(reduced, self.weight, self.bias)
+        return _linear(reduced, self._pack(), self.bias)
+
+    def train(self, mode: bool = True) -> Self:
+        """Forget the packed weight: ZeRO changes weights without their noticing."""
+        self._packed = None
+        return super().train(mode)
+
+    def _pack(self) -> Tensor:
+        """The weight as oneDNN wants it. Answers need it again for each token, and to rearrange it
+        each time takes longer than the product of a few rows."""
+        version = (self.weight._version, self.weight.data_ptr())
+        if self._packed is None or self._packed[0] != version:
+            weight = self.weight.detach()
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+            self._packed = (version, packed)
+        return self._packed[1]
 
     def loss_sum(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross-entropy of real tokens: (N, D) and (N,), padding already left out."""
@@ -384,7 +403,11 @@ def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     torch takes that one for models it has compiled and MKL's otherwise, which on AMD's processors
     is a quarter slower.
     """
-    if rows.device.type != "cpu" or rows.dtype != torch.float32 or not _ONE_DNN:
+    if not _one_dnn(rows):
         return F.linear(rows, weight, bias)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return product
+
+
+def _one_dnn(rows: Tensor) -> bool:
+    return _ONE_DNN and rows.device.type == "cpu" and rows.dtype == torch.float32

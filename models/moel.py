@@ -107,8 +107,8 @@ class ListenerNorm(nn.Module):
 
     def forward(self, rows: Tensor, listeners: Tensor) -> Tensor:
         """(P, T, D) -> (P, T, D)."""
-        scale, shift = self.scale[listeners][:, None], self.shift[listeners][:, None]
-        return F.layer_norm(rows, rows.shape[-1:]) * scale + shift
+        scale, shift = F.embedding(listeners, self.scale), F.embedding(listeners, self.shift)
+        return F.layer_norm(rows, rows.shape[-1:]) * scale[:, None] + shift[:, None]
 
 
 class Listeners(nn.Module):
@@ -258,8 +258,9 @@ class Moel(Transformer):
         listener, sample = heard.t().nonzero(as_tuple=True)  # pairs in the order of listeners
         route = Route(ends=(heard != 0).sum(dim=0).cumsum(dim=0))
         said, _ = self.listeners(
-            words.response[sample], listener, route,
-            self.listeners.remember(source[sample], route), words.mask[sample],
+            words.response.index_select(0, sample), listener, route,
+            self.listeners.remember(source.index_select(0, sample), route),
+            words.mask.index_select(0, sample),
         )  # fmt: skip
         together, _ = self.shared(words.response, self.shared.remember(source), words.mask)
         weighed = said * heard[sample, listener][:, None, None]

@@ -1,13 +1,14 @@
 """Samples -> tensor batches: bucketed by length, padded per batch, sharded by rank, resumable.
 
 An epoch's batches are planned as row numbers only, from the seed and the epoch's number: pools of
-shuffled samples are sorted by length and cut, then the batches are shuffled. So any step of any
+shuffled samples are sorted by lengths and cut, then the batches are shuffled. So any step of any
 epoch can be started at without touching what came before. A plan speaks of *global* batches and
 does not depend on how many ranks there are; a rank takes every n-th row of each, which keeps the
 ranks' lengths alike, and learns how many samples and tokens the whole batch has, to divide by.
 """
 
 import functools
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -282,9 +283,22 @@ class Stream:
         return [batches[number] for number in draw.permutation(len(batches))]
 
     def _by_length(self, rows: Numbers) -> Numbers:
-        # By the response first: the vocabulary's softmax is paid on each of its places.
-        keys = (self.context_lengths[rows], self.response_lengths[rows])
-        return rows[np.lexsort(keys[::-1] if self.by_context else keys)]
+        """Rows in an order in which neighbours are alike.
+
+        By the response first, then strips of that by the context, to and fro, so that a batch that
+        lies across two strips has contexts alike, too. Batches are then alike in both, and their
+        responses still of several lengths.
+        """
+        contexts, responses = self.context_lengths, self.response_lengths
+        if self.by_context:
+            return rows[np.lexsort((responses[rows], contexts[rows]))]
+        rows = rows[np.lexsort((contexts[rows], responses[rows]))]
+        count = max(1, round(math.sqrt(len(rows) / self._typical_rows())))
+        strips = [
+            strip[np.lexsort((responses[strip], contexts[strip]))]
+            for strip in np.array_split(rows, count)
+        ]
+        return np.concatenate([s[::-1] if number % 2 else s for number, s in enumerate(strips)])
 
     def _typical_rows(self) -> float:
         if self.by == "samples":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
@@ -123,7 +124,9 @@ def _distributions(
     )
     embedded = words + variant.positions(words.shape[1])
     hidden = variant.decoder(embedded, source.expand(len(said), -1, -1), mask)
-    everywhere = variant.output.logits(hidden).log_softmax(dim=-1)  # (N, T, V)
+    output = variant.output
+    logits = F.linear(output.reduce(hidden), output.weight, output.bias)
+    everywhere = logits.log_softmax(dim=-1)  # (N, T, V)
     last = everywhere[:, -1]
     last[:, [n for name, n in variant.facts.specials.items() if name != "<eos>"]] = NEVER
     return last
