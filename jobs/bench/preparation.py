@@ -25,6 +25,7 @@ from attune.platform.text.vocabulary import Vocabulary
 REFERENCE_SAMPLES = 2000
 BATCH = 16
 GROWTH = (1, 2, 4)
+SEQUENCES = ("context", "response")
 
 
 def prepared(source: str, folder: Path, report: dict[str, Any]) -> Path:
@@ -94,23 +95,26 @@ def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]
         collate_fn=collate,
         generator=torch.Generator().manual_seed(0),
     )
-    reference_seconds, reference_share = timed(lambda: _real_share(b["response"] for b in loader))
+    reference_seconds, reference_shares = timed(lambda: _real_shares(loader))
     stream = Stream(columns, size=BATCH)
-    our_seconds, our_share = timed(lambda: _real_share(b["response"] for b in stream.epoch()))
+    our_seconds, our_shares = timed(lambda: _real_shares(stream.epoch()))
     return {
         "epoch_of_batches_seconds": our_seconds,
         "epoch_of_batches_ratio": reference_seconds / our_seconds,
-        "real_target_tokens": our_share,
-        "real_target_tokens_of_random_batches": reference_share,
-        "target_places_ratio": our_share / reference_share,
+        "real_tokens": our_shares,
+        "real_tokens_of_random_batches": reference_shares,
     }
 
 
-def _real_share(responses: Any) -> float:
-    real = padded = 0
-    for response in responses:
-        real, padded = real + int((response != 0).sum()), padded + response.numel()
-    return real / padded
+def _real_shares(batches: Any) -> dict[str, float]:
+    """The share of places that are not padding, in contexts and in responses."""
+    real: Counter[str] = Counter()
+    padded: Counter[str] = Counter()
+    for batch in batches:
+        for name in SEQUENCES:
+            real[name] += int((batch[name] != 0).sum())
+            padded[name] += batch[name].numel()
+    return {name: real[name] / padded[name] for name in SEQUENCES}
 
 
 def _growth(source: str, folder: Path) -> list[dict[str, float]]:
@@ -174,12 +178,12 @@ def show(screen: Console, found: dict[str, Any]) -> None:
     made.add_row(
         "an epoch of batches, s", f"{seconds:.2f}", f"{seconds * ratio:.2f}", f"{ratio:.1f}"
     )
-    made.add_row(
-        "real target tokens",
-        f"{found['real_target_tokens']:.1%}",
-        f"{found['real_target_tokens_of_random_batches']:.1%}",
-        f"{found['target_places_ratio']:.2f}",
-    )
+    for name in SEQUENCES:
+        ours = found["real_tokens"][name]
+        theirs = found["real_tokens_of_random_batches"][name]
+        made.add_row(
+            f"real tokens of {name}s", f"{ours:.1%}", f"{theirs:.1%}", f"{ours / theirs:.2f}"
+        )
     screen.print(made)
     for row in found["growth"]:
         screen.print(
