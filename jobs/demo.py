@@ -14,13 +14,23 @@ from attune.jobs.tables import shown, table
 if TYPE_CHECKING:
     from attune.platform.store import Run
 
-PLAN = ("transformer", "multi-trs", "emoprepend-1")
+PLAN = ("transformer", "multi-trs", "emoprepend-1", "moel", "mime")
 """One variant of each system, in the order of the README's table."""
 PRESET = "small"
+MAX_EPOCHS = 4
+"""Enough to see systems differ, and few enough for all of them to take ten minutes."""
 COLUMNS = ("perplexity", "emotion_accuracy", "bleu", "distinct_1", "distinct_2")
 
 
 def demo(
+    variants: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="VARIANT",
+            help="Which ones to train and compare.",
+            show_default="one of each system",
+        ),
+    ] = None,
     preset: Annotated[
         str, typer.Option(metavar="tiny|small|paper", help="How large the models are.")
     ] = PRESET,
@@ -37,15 +47,20 @@ def demo(
     Examples:
 
     - `attune demo`
+    - `attune demo mime mime-no-mimicry` compares a system with its ablation
     - `attune demo --preset tiny --max-steps 50` is over in two minutes, and the models are poor
     """
     from attune.jobs import evaluate
     from attune.models.decoding import Decoding
+    from attune.platform.training.settings import configure
 
     screen = console(as_json)
+    plan = variants or PLAN
+    for variant in plan:  # before the first is trained
+        configure(variant, preset)
     found = []
-    for number, variant in enumerate(PLAN, start=1):
-        screen.print(f"[bold]{number} of {len(PLAN)}: {variant}[/bold]")
+    for number, variant in enumerate(plan, start=1):
+        screen.print(f"[bold]{number} of {len(plan)}: {variant}[/bold]")
         run = _trained(variant, preset, max_steps, screen)
         result = evaluate.of_run(run, None, evaluate.TEST, Decoding())
         evaluate.log(run, result)
@@ -68,7 +83,8 @@ def _trained(variant: str, preset: str, max_steps: int | None, screen: Console) 
             return run
         run = run.changed(max_steps=max_steps)
     else:
-        run = start.new_run(variant, preset=preset, name=name, max_steps=max_steps)
+        changes = {"max_epochs": MAX_EPOCHS}
+        run = start.new_run(variant, preset=preset, changes=changes, name=name, max_steps=max_steps)
     with training_progress(screen) as show:
         run = driver.train(run, show)
     if run.status != "finished":

@@ -5,6 +5,7 @@ import typing
 
 import pytest
 
+from attune.jobs import demo
 from attune.models import VARIANTS, all_variants, load
 from attune.models.base import DialogueVariant
 from attune.platform.errors import UsageError
@@ -92,6 +93,11 @@ def test_what_a_variant_says_of_itself_is_true(name):
     if name != "dummy":
         module = typing.cast(str, __import__(variant.__module__, fromlist=["x"]).__doc__)
         assert "Deviations:" in module
+
+
+def test_the_demo_has_one_variant_of_each_system():
+    systems = [load(name).system for name in demo.PLAN]
+    assert sorted(systems) == sorted({load(name).system for name in VARIANTS if name != "dummy"})
 
 
 def test_settings_are_typed():
