@@ -9,7 +9,7 @@ Deviations: as in `transformer.py`. EmoPrepend-1's classifier is a Transformer e
 where the data-set paper used fastText.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -140,7 +140,7 @@ class EmoPrepend(Transformer):
                 share=0.25,
                 metric="valid_emotion_accuracy",
             ),
-            Stage(name="train", players={"model": parts}, updates=train.updates, share=0.75),
+            replace(train, players={"model": parts}, share=0.75),
         ]
 
     def reader_losses(self, batches: Batches, progress: Progress) -> Losses:

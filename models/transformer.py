@@ -133,10 +133,15 @@ class Transformer(DialogueVariant):
         self.dropout = nn.Dropout(config.dropout)
 
     def stages(self) -> list[Stage]:
-        """One stage, one player."""
+        """One stage, one player, judged as the papers' code does.
+
+        Not by the total loss: the emotion is learned by heart long before the responses are learned
+        at all, and totals with other weights could not be compared.
+        """
         parts = tuple(name for name, part in self.named_children() if list(part.parameters()))
         update = Update(player="model", losses="losses", weights=self.loss_weights())
-        return [Stage(name="train", players={"model": parts}, updates=(update,))]
+        players = {"model": parts}
+        return [Stage(name="train", players=players, updates=(update,), metric="valid_perplexity")]
 
     def loss_weights(self) -> dict[str, float]:
         """What each term of `losses` counts."""
