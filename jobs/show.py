@@ -54,7 +54,7 @@ def embeddings(
     found = [(run, _mime(run)) for run in runs]
     mpl.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
     figure = Figure(figsize=(5 * len(found), 4.2), layout="constrained")
-    drawn = []
+    drawn: list[dict[str, Any]] = []
     for axes, (run, variant) in zip(
         figure.subplots(1, len(found), squeeze=False)[0], found, strict=True
     ):
@@ -154,7 +154,7 @@ def _draw(axes: "Axes", points: "np.ndarray[Any, Any]", groups: list[str], names
     flat = reduced.transform(points)
     for group, color in COLORS.items():
         of_group = [number for number, name in enumerate(groups) if name == group]
-        axes.scatter(*flat[of_group].T, s=14, color=color, label=group)
+        axes.scatter(flat[of_group, 0], flat[of_group, 1], s=14, color=color, label=group)
         for number in of_group:
             axes.annotate(
                 names[number], flat[number], xytext=(3, 2), textcoords="offset points", fontsize=6.5
