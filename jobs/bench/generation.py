@@ -28,8 +28,10 @@ from attune.platform.corpora.prepare import read_samples
 from attune.platform.errors import UsageError
 from attune.platform.evaluation.evaluate import answer
 
-REFERENCE_ANSWERS = {"greedy": 40, "beam": 8}
+REFERENCE_ANSWERS = 40
 OUR_ANSWERS = {"greedy": 5_257, "beam": 1_000}
+KNOWN = ("transformer", "multi-trs", "emoprepend-1")
+"""Whose decoding the references know."""
 TRAINED_STEPS = 400
 PAPERS_STEPS = 51
 """What the papers' code takes for every answer; what comes after `<eos>` is thrown away."""
@@ -42,23 +44,27 @@ def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
     """Answers a second of both, for greedy and beam search."""
     model = runs.load(store.find(run).model if run else _trained(data, folder / "home-generation"))
     variant = model.variant
-    if not isinstance(variant, Transformer):
-        raise UsageError(f"--run {run}: a transformer, multi-trs or emoprepend-1 is expected")
+    if not isinstance(variant, Transformer) or model.name not in KNOWN:
+        raise UsageError(f"--run {run}: a run of {', '.join(KNOWN)} is expected")
     memory.keep_freed()
     samples = read_samples(data, "test").sample(fraction=1, shuffle=True, seed=0)
 
     def contexts(count: int) -> Columns:
         return encode(samples.head(count), model.vocabulary, layout=model.layout)
 
-    return {
+    found = {
         "greedy": _compared(variant, contexts, Decoding(), _greedy),
         "beam": _compared(variant, contexts, Decoding(method="beam"), _beams),
     }
+    slow = found["greedy"]["reference_answers_per_second"]
+    for row in found.values():
+        row["ratio_to_greedy_reference"] = row["answers_per_second"] / slow
+    return found
 
 
 def show(screen: Console, found: dict[str, Any]) -> None:
     """As people read it."""
-    names = ("answers/s", "reference", "ratio", "tokens an answer")
+    names = ("answers/s", "reference", "ratio", "to the greedy reference", "tokens an answer")
     made = table("\ngenerating test answers", "", *names, numbers=names)
     for method, row in found.items():
         made.add_row(
@@ -66,6 +72,7 @@ def show(screen: Console, found: dict[str, Any]) -> None:
             f"{row['answers_per_second']:.1f}",
             f"{row['reference_answers_per_second']:.2f}",
             f"{row['ratio']:.0f}",
+            f"{row['ratio_to_greedy_reference']:.0f}",
             f"{row['tokens']:.1f}",
         )
     screen.print(made)
@@ -89,7 +96,7 @@ def _trained(data: Path, home: Path) -> Path:
 def _compared(
     variant: Transformer, contexts: Callable[[int], Columns], decoding: Decoding, slow: Slow
 ) -> dict[str, float]:
-    few, many = (contexts(n[decoding.method]) for n in (REFERENCE_ANSWERS, OUR_ANSWERS))
+    few, many = contexts(REFERENCE_ANSWERS), contexts(OUR_ANSWERS[decoding.method])
     reference_seconds, theirs = timed(lambda: _one_by_one(variant, few, decoding, slow))
     seconds, ours = timed(lambda: answer(variant, many, decoding))
     same = sum(our == their for our, their in zip(ours, theirs, strict=False)) / len(theirs)
