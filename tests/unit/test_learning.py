@@ -29,6 +29,14 @@ from tests.contract import parameters_of
 CHANCE = 1 / len(EMOTIONS)
 
 
+@pytest.fixture(autouse=True)
+def threads():
+    """These take longest, and nothing else runs meanwhile."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module")
 def valid_columns(prepared, vocabulary):
     return encode(read_samples(prepared, "valid"), vocabulary, emotions=EMOTIONS)

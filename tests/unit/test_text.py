@@ -92,11 +92,12 @@ def test_bad_word_vectors_are_named(tmp_path, content, message):
 def test_embedding_projects_only_where_it_must():
     vectors = torch.arange(12.0).reshape(4, 3)
     same = WordEmbedding(4, 3, vectors=vectors)
-    embedded = same(torch.tensor([[1, 2]]))
+    embedded, other = same(torch.tensor([[1, 2]]), torch.tensor([3]))
     # The vectors' directions, at a spread of 1 / sqrt(dimension).
     assert torch.allclose(embedded, vectors[[1, 2]][None] / vectors.std() / 3**0.5)
+    assert other.shape == (1, 3)
     wider = WordEmbedding(4, 5, vectors=vectors)
-    out = wider(torch.tensor([[1, 2]]))
+    [out] = wider(torch.tensor([[1, 2]]))
     assert out.shape == (1, 2, 5)
     out.sum().backward()
     assert wider.project.weight.grad.abs().sum() > 0
