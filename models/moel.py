@@ -201,7 +201,7 @@ class Moel(Transformer):
     def __init__(self, config: MoelConfig, facts: Facts):
         super().__init__(config, facts)
         shape = (config.width, config.num_heads, config.key_depth, config.filter_width)
-        self.keys = nn.Linear(config.width, len(facts.emotions), bias=False)
+        self.emotion_keys = nn.Linear(config.width, len(facts.emotions), bias=False)
         self.shared = DecoderLayer(*shape, config.dropout)
         self.listeners = Listeners(len(facts.emotions), config)
 
@@ -214,7 +214,7 @@ class Moel(Transformer):
         batch = batches[PAIRED]
         words = self.embedded(batch)
         source = self.read(words)
-        logits = self.keys(source[:, 0])
+        logits = self.emotion_keys(source[:, 0])
         heard = self.heard(logits)
         if self.training:
             heard = self._with_true_emotions(heard, batch["emotion"], progress)
@@ -226,7 +226,7 @@ class Moel(Transformer):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """The emotion from the state of `<cls>`."""
         source = self.read(self.embedded(batch))
-        return {"emotion": self.keys(source[:, 0]).log_softmax(dim=-1)}
+        return {"emotion": self.emotion_keys(source[:, 0]).log_softmax(dim=-1)}
 
     def heard(self, logits: Tensor) -> Tensor:
         """(B, emotions) how much each listener is heard: a distribution over the likeliest."""
@@ -249,7 +249,7 @@ class Moel(Transformer):
     def decoded(self, words: Embedded, source: Tensor, heard: Tensor | None = None) -> Tensor:
         """Hidden states (B, T, D) of the meta listener."""
         if heard is None:
-            heard = self.heard(self.keys(source[:, 0]))
+            heard = self.heard(self.emotion_keys(source[:, 0]))
         hidden: Tensor = self.decoder(self._said(words, source, heard), source, words.mask)
         return hidden
 
@@ -270,7 +270,9 @@ class Moel(Transformer):
         """Every listener's memory of the source; a sample's listeners stand in its own row."""
         words = self.embedded(batch)
         source = self.read(words)
-        weights, listeners = self.heard(self.keys(source[:, 0])).topk(self._num_heard(), dim=-1)
+        weights, listeners = self.heard(self.emotion_keys(source[:, 0])).topk(
+            self._num_heard(), dim=-1
+        )
         count = listeners.shape[1]
         route = Route.to(listeners.flatten(), self.listeners.count)
         memory = self.listeners.remember(source.repeat_interleave(count, dim=0), route)
@@ -310,7 +312,7 @@ class Moel(Transformer):
         """The emotion, who is heard how much, and where the meta listener looks."""
         words = self.embedded(batch)
         source = self.read(words)
-        heard = self.heard(self.keys(source[:, 0]))
+        heard = self.heard(self.emotion_keys(source[:, 0]))
         looks = self.decoder.looks(self._said(words, source, heard), source, words.mask)
         counted = words.real[:, :, None]
         attention = (looks * counted).sum(dim=1) / counted.sum(dim=1)  # (B, S)

@@ -76,6 +76,7 @@ def check_each_player_moves_itself_and_nobody_else(variant, batch):
     for stage in variant.stages():
         for update in stage.updates:
             parts = stage.players[update.player]
+            nn.ModuleDict({part: getattr(variant, part) for part in parts})  # as engines hold them
             mine = parameters_of(variant, parts)
             covered.update(id(p) for p in mine)
             before = {name: p.detach().clone() for name, p in variant.named_parameters()}
