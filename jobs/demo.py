@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PLAN = ("transformer", "multi-trs", "emoprepend-1", "moel", "mime")
 """One variant of each system, in the order of the README's table."""
 PRESET = "small"
-MAX_EPOCHS = 4
+MAX_EPOCHS = 3
 """Enough to see systems differ, and few enough for all of them to take ten minutes."""
 COLUMNS = ("perplexity", "emotion_accuracy", "bleu", "distinct_1", "distinct_2")
 
