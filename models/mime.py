@@ -46,7 +46,7 @@ from attune.models.base import (
 )
 from attune.models.decoding import seeded
 from attune.models.layers import Encoder
-from attune.models.multitask import emotion_loss
+from attune.models.multitask import SMALL, emotion_loss
 from attune.models.transformer import Embedded, Transformer, TransformerConfig
 
 TABLE_1 = {
@@ -149,12 +149,8 @@ class Mime(Transformer):
         **Transformer.presets,
         "small": {
             **Transformer.presets["small"],
-            "num_heads": 4,
+            **SMALL,
             "classification_weight": 4.0,
-            "learning_rate": 2e-3,
-            "schedule": "linear",
-            "warmup_steps": 100,
-            "max_epochs": 6,
         },
         "paper": {**Transformer.presets["paper"], "patience": 2},
     }

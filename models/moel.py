@@ -38,8 +38,8 @@ from attune.models.base import (
     State,
 )
 from attune.models.layers import DecoderLayer
-from attune.models.multitask import MultitaskConfig, emotion_loss
-from attune.models.transformer import Embedded, Transformer
+from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
+from attune.models.transformer import Embedded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,29 +171,22 @@ class Listeners(nn.Module):
         return mixed.transpose(1, 2).flatten(2)
 
 
-class Moel(Transformer):
+class Moel(MultiTransformer):
     """A listener for each emotion, heard as much as the emotion is likely."""
 
     system = "MoEL"
     paper = "Lin et al. 2019"
     Config = MoelConfig
     presets: ClassVar = {
-        **Transformer.presets,
-        "tiny": {**Transformer.presets["tiny"], "true_emotion_decay": 100.0},
+        **MultiTransformer.presets,
+        "tiny": {**MultiTransformer.presets["tiny"], "true_emotion_decay": 100.0},
         "small": {
-            **Transformer.presets["small"],
-            "num_heads": 4,
-            "emotion_weight": 4.0,
-            "learning_rate": 2e-3,
-            "schedule": "linear",
-            "warmup_steps": 100,
-            "max_epochs": 6,
+            **MultiTransformer.presets["small"],
             "true_emotion_decay": 200.0,
         },
     }
     search_spaces: ClassVar[SearchSpaces] = {
-        **Transformer.search_spaces,
-        "loss-weights": {"emotion_weight": Between(low=0.1, high=10.0, scale="loguniform")},
+        **MultiTransformer.search_spaces,
         "thresholds": {"top_k": Choice(values=(1, 2, 3, 5, 10, 0))},
         "schedule": {"true_emotion_decay": Between(low=100.0, high=30_000.0, scale="loguniform")},
     }
@@ -201,20 +194,16 @@ class Moel(Transformer):
     def __init__(self, config: MoelConfig, facts: Facts):
         super().__init__(config, facts)
         shape = (config.width, config.num_heads, config.key_depth, config.filter_width)
-        self.emotion_keys = nn.Linear(config.width, len(facts.emotions), bias=False)
+        self.classifier = nn.Linear(config.width, len(facts.emotions), bias=False)  # the keys
         self.shared = DecoderLayer(*shape, config.dropout)
         self.listeners = Listeners(len(facts.emotions), config)
-
-    def loss_weights(self) -> dict[str, float]:
-        """Response and emotion."""
-        return {"nll": 1.0, "emotion": self.config.emotion_weight}
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Both from one reading of the context."""
         batch = batches[PAIRED]
         words = self.embedded(batch)
         source = self.read(words)
-        logits = self.emotion_keys(source[:, 0])
+        logits = self.classifier(source[:, 0])
         heard = self.heard(logits)
         if self.training:
             heard = self._with_true_emotions(heard, batch["emotion"], progress)
@@ -222,11 +211,6 @@ class Moel(Transformer):
             "nll": self.nll(batch, self.decoded(words, source, heard), words),
             "emotion": emotion_loss(logits, batch),
         }
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The emotion from the state of `<cls>`."""
-        source = self.read(self.embedded(batch))
-        return {"emotion": self.emotion_keys(source[:, 0]).log_softmax(dim=-1)}
 
     def heard(self, logits: Tensor) -> Tensor:
         """(B, emotions) how much each listener is heard: a distribution over the likeliest."""
@@ -249,7 +233,7 @@ class Moel(Transformer):
     def decoded(self, words: Embedded, source: Tensor, heard: Tensor | None = None) -> Tensor:
         """Hidden states (B, T, D) of the meta listener."""
         if heard is None:
-            heard = self.heard(self.emotion_keys(source[:, 0]))
+            heard = self.heard(self.classifier(source[:, 0]))
         hidden: Tensor = self.decoder(self._said(words, source, heard), source, words.mask)
         return hidden
 
@@ -270,7 +254,7 @@ class Moel(Transformer):
         """Every listener's memory of the source; a sample's listeners stand in its own row."""
         words = self.embedded(batch)
         source = self.read(words)
-        weights, listeners = self.heard(self.emotion_keys(source[:, 0])).topk(
+        weights, listeners = self.heard(self.classifier(source[:, 0])).topk(
             self._num_heard(), dim=-1
         )
         count = listeners.shape[1]
@@ -312,7 +296,7 @@ class Moel(Transformer):
         """The emotion, who is heard how much, and where the meta listener looks."""
         words = self.embedded(batch)
         source = self.read(words)
-        heard = self.heard(self.emotion_keys(source[:, 0]))
+        heard = self.heard(self.classifier(source[:, 0]))
         looks = self.decoder.looks(self._said(words, source, heard), source, words.mask)
         counted = words.real[:, :, None]
         attention = (looks * counted).sum(dim=1) / counted.sum(dim=1)  # (B, S)

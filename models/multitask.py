@@ -40,6 +40,16 @@ class MultitaskConfig(TransformerConfig):
     """Weight of the emotion's cross-entropy beside the response's."""
 
 
+SMALL = {
+    "num_heads": 4,
+    "learning_rate": 2e-3,
+    "schedule": "linear",
+    "warmup_steps": 100,
+    "max_epochs": 6,
+}
+"""What preset `small` has for systems that learn emotions from the bundled corpus (docs/log.md)."""
+
+
 def emotion_loss(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy of the global batch's emotions; samples without one do not count."""
     total = F.cross_entropy(logits, batch["emotion"], ignore_index=-1, reduction="sum")
@@ -56,12 +66,8 @@ class MultiTransformer(Transformer):
         **Transformer.presets,
         "small": {
             **Transformer.presets["small"],
-            "num_heads": 4,
+            **SMALL,
             "emotion_weight": 4.0,
-            "learning_rate": 2e-3,
-            "schedule": "linear",
-            "warmup_steps": 100,
-            "max_epochs": 6,
         },
     }
     search_spaces: ClassVar[SearchSpaces] = {

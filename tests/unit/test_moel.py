@@ -65,7 +65,7 @@ def test_listeners_that_are_not_heard_change_nothing(variant, batch):
     """All listeners computed, with weights of exactly 0, is what is saved."""
     words = variant.embedded(batch)
     source = variant.read(words)
-    heard = variant.heard(variant.emotion_keys(source[:, 0]))
+    heard = variant.heard(variant.classifier(source[:, 0]))
     assert ((heard > 0).sum(dim=1) == 5).all()
     assert torch.allclose(heard.sum(dim=1), torch.ones(len(heard)))
     together, _ = variant.shared(words.response, variant.shared.remember(source), words.mask)
@@ -86,7 +86,7 @@ def test_only_heard_listeners_learn(build, batch):
     terms["nll"].backward()
     with torch.no_grad():
         source = variant.read(variant.embedded(one))
-        heard = set(variant.emotion_keys(source[:, 0]).argmax(dim=1).tolist())
+        heard = set(variant.classifier(source[:, 0]).argmax(dim=1).tolist())
     for name, parameter in variant.listeners.named_parameters():
         moved = set(parameter.grad.flatten(1).any(dim=1).nonzero().flatten().tolist())
         assert moved == heard, name
