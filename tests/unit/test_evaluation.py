@@ -92,6 +92,23 @@ def test_positions_grow_with_the_text():
     assert torch.equal(positions(3), layers.Positions(6)(3))
 
 
+@torch.no_grad()
+def test_a_packed_output_layer_follows_its_weights():
+    layer = layers.OutputLayer(layers.WordEmbedding(50, 8), 8, tied=False).eval()
+    hidden = torch.randn(3, 8)
+
+    def follows():
+        expected = torch.nn.functional.linear(hidden, layer.weight, layer.bias)
+        return torch.allclose(layer.logits(hidden), expected, atol=1e-5)
+
+    assert follows()
+    layer.weight.add_(1.0)
+    assert follows()
+    layer.weight.data.add_(1.0)  # as ZeRO does, unnoticed ...
+    layer.train().eval()  # ... between training and looking
+    assert follows()
+
+
 def test_evaluate(build, test_samples, test_columns):
     model = build("multi-trs")
     result = evaluate(
