@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Show what papers show of their own models.")
 COLORS = {"positive": "tab:orange", "negative": "tab:blue"}
 SHOWN_TURN = 60
+PICTURES = (".png", ".svg", ".pdf")
 
 
 @app.command()
@@ -50,6 +51,8 @@ def embeddings(
 
     from attune.platform.tracking import log_picture
 
+    if out.suffix not in PICTURES:
+        raise UsageError(f"--out {out}: a file that ends in {', '.join(PICTURES)} is expected")
     runs = [options.trained_run(name) for name in names]
     found = [(run, _mime(run)) for run in runs]
     mpl.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False})

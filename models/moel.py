@@ -52,6 +52,11 @@ class MoelConfig(MultitaskConfig):
     """Steps in which the probability that the true emotion's listener is heard alone falls from 1
     to 1/e; 0 never does so."""
 
+    def __post_init__(self) -> None:
+        for name in ("top_k", "true_emotion_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: at least 0 is expected")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Route:

@@ -548,6 +548,7 @@ def test_show_embeddings(call, tmp_path):
     assert [one["variant"] for one in done["runs"]] == ["mime", "mime-no-mimicry"]
     assert all(-0.2 < one["separation"] < 0.2 for one in done["runs"])  # nothing learned yet
     assert "a run of mime is expected" in refused(call("show", "embeddings", "first"))
+    assert "ends in .png" in refused(call("show", "embeddings", "with", "--out", "figure.xyz"))
 
 
 def test_separated_groups_score_higher(call, mimics):

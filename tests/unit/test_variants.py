@@ -112,6 +112,8 @@ def test_settings_are_typed():
     ):
         with pytest.raises(UsageError, match=message):
             settings.configure("multi-trs", "tiny", changes)
+    with pytest.raises(UsageError, match="top_k=-1: at least 0 is expected"):
+        settings.configure("moel", "tiny", {"top_k": "-1"})
     with pytest.raises(UsageError, match="did you mean 'multi-trs'"):
         settings.configure("multitrs")
     with pytest.raises(UsageError, match="unknown preset 'huge'"):
