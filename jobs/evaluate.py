@@ -142,7 +142,6 @@ def _evaluated(
 ) -> "Evaluation":
     from attune.models.base import DialogueVariant
     from attune.platform import runs
-    from attune.platform.batches import encode
     from attune.platform.corpora.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate
 
@@ -153,15 +152,12 @@ def _evaluated(
     samples = read_samples(folder, split)
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
-    columns = encode(
-        samples, model.vocabulary, layout=model.layout, emotions=variant.facts.emotions
-    )
     with progress("answers") as bar:
         task = bar.add_task(f"{run.name} on {split}", total=samples.height)
         return evaluate(
             variant,
             samples,
-            columns,
+            model.columns(samples),
             model.vocabulary,
             decoding,
             progress=lambda done: bar.advance(task, done),

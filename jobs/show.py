@@ -13,7 +13,9 @@ from attune.platform.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     import numpy as np
+    import polars as pl
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from attune.models.mime import Mime
     from attune.platform.store import Run
@@ -45,18 +47,14 @@ def embeddings(
 
     - `attune show embeddings mime@latest mime-no-mimicry@latest --out figure-3.png`
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
     from sklearn.metrics import silhouette_score
 
     from attune.platform.tracking import log_picture
 
-    if out.suffix not in PICTURES:
-        raise UsageError(f"--out {out}: a file that ends in {', '.join(PICTURES)} is expected")
+    _check_picture(out)
     runs = [options.trained_run(name) for name in names]
     found = [(run, _mime(run)) for run in runs]
-    mpl.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
-    figure = Figure(figsize=(5 * len(found), 4.2), layout="constrained")
+    figure = _figure(5 * len(found), 4.2)
     drawn: list[dict[str, Any]] = []
     for axes, (run, variant) in zip(
         figure.subplots(1, len(found), squeeze=False)[0], found, strict=True
@@ -68,8 +66,7 @@ def embeddings(
         axes.set_title(f"{run.name} ({run.variant})\nseparation {separation:.3f}")
         drawn.append({"run": run.name, "variant": run.variant, "separation": separation})
     figure.axes[0].legend(frameon=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=130)
+    _save(figure, out)
     for (run, _), one in zip(found, drawn, strict=True):
         if run.run_id is not None:
             log_picture(run, out, {"emotion_separation": one["separation"]})
@@ -99,18 +96,11 @@ def stochasticity(
     - `attune show stochasticity mime@latest`
     - `attune show stochasticity mime@latest --count 20 --seed 3 --json`
     """
-    from attune.platform.corpora.conversations import SPLITS
-    from attune.platform.corpora.prepare import find_data, read_samples
     from attune.platform.serving import Responder
 
-    if split not in SPLITS:
-        raise UsageError(unknown("split", split, SPLITS))
     run = options.trained_run(name)
     _mime(run)
-    samples = read_samples(find_data(run.data["folder"]), split)
-    if samples.is_empty():
-        raise UsageError(f"the split '{split}' has no samples: choose another")
-    contexts = samples.sample(min(count, samples.height), seed=seed)["context"].to_list()
+    contexts = _samples(run, split, count, seed)["context"].to_list()
     responder, chosen = Responder(run.model), {"seed": str(seed)}
     said: dict[str, list[str]] = {}
     with progress("answers") as bar:
@@ -128,6 +118,128 @@ def stochasticity(
         rows = zip(contexts, said["off"], said["on"], strict=True)
         answers = [{"context": c, "without": off, "with": on} for c, off, on in rows]
         print_json({"run": run.name, "answers": answers, "differing": differ / len(contexts)})
+
+
+@app.command()
+def attention(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run of EmpDG.")],
+    context: Annotated[
+        list[str],
+        typer.Option(metavar="TEXT", help="A turn of the conversation; give one for each."),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
+    ] = Path("attention.png"),
+    as_json: Json = False,
+) -> None:
+    """Draw what each word of an answer looks at, in the context and in its emotion words (Table 4
+    of EmpDG's paper), and log it to the run.
+
+    Examples:
+
+    - `attune show attention empdg@latest --context "I got a new job!" --out table-4.png`
+    """
+    from attune.platform.serving import Responder
+    from attune.platform.tracking import log_picture
+
+    _check_picture(out)
+    run = options.trained_run(name)
+    [answer] = Responder(run.model).respond([context])
+    explanation = answer.explanation
+    if explanation.attention is None:
+        raise UsageError(f"'{run.name}' is a {run.variant}: a run of empdg is expected")
+    looked_at = {"context": explanation.words, "emotion words": explanation.emotion_words}
+    maps = {title: (looked_at[title] or (), rows) for title, rows in explanation.attention.items()}
+    said = explanation.answer_words or ()
+    columns = [max(len(words), 1) for words, _ in maps.values()]
+    figure = _figure(0.24 * (sum(columns) + 14), 0.24 * (len(said) + 10))
+    drawn = figure.subplots(1, len(maps), squeeze=False, width_ratios=columns)[0]
+    for axes, (title, (words, rows)) in zip(drawn, maps.items(), strict=True):
+        axes.imshow([list(row) for row in rows] or [[0.0]], aspect="auto", cmap="Oranges", vmin=0)
+        axes.set_xticks(range(len(words)), words, rotation=90)
+        axes.set_yticks(range(len(said)), said)
+        axes.set_title(title)
+    _save(figure, out)
+    if run.run_id is not None:
+        log_picture(run, out, {})
+    screen = console(as_json)
+    screen.print(f"{run.name}: {answer.text}", markup=False)
+    screen.print(f"drawn: {out}", markup=False)
+    if as_json:
+        explained = dataclasses.asdict(explanation)
+        print_json({"picture": str(out), "answer": answer.text, "explanation": explained})
+
+
+@app.command()
+def critics(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run of EmpDG with its critics.")],
+    count: Annotated[int, typer.Option(min=1, help="Contexts to answer.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Of the contexts.")] = 0,
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Where from.")] = "test",
+    as_json: Json = False,
+) -> None:
+    """Print what EmpDG's critics give its answers, and people's, where the speaker goes on.
+
+    A score means something only beside another of the same critic and context.
+
+    Examples:
+
+    - `attune show critics empdg@latest --count 20`
+    """
+    import polars as pl
+
+    from attune.platform.serving import Responder
+
+    run = options.trained_run(name)
+    responder = Responder(run.model)
+    samples = _samples(run, split, count, seed, pl.col("next_turn").is_not_null())
+    rows = responder.judged(samples)
+    if not rows[0]["scores"]:
+        raise UsageError(f"'{run.name}' is a {run.variant}: a run of empdg with critics is needed")
+    screen = console(as_json)
+    names = tuple(rows[0]["scores"])
+    made = table("", "the speaker's last turn", "by", "response", *names, numbers=names)
+    for row in rows:
+        last = row["context"][-1][:SHOWN_TURN]
+        person = (f"{row['person_scores'][each]:.2f}" for each in names)
+        made.add_row(last, "a person", row["response"], *person)
+        made.add_row("", run.name, row["answer"], *(f"{row['scores'][each]:.2f}" for each in names))
+    screen.print(made)
+    if as_json:
+        print_json({"run": run.name, "answers": rows})
+
+
+def _check_picture(out: Path) -> None:
+    if out.suffix not in PICTURES:
+        raise UsageError(f"--out {out}: a file that ends in {', '.join(PICTURES)} is expected")
+
+
+def _figure(width: float, height: float) -> "Figure":
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: "Figure", out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=130)
+
+
+def _samples(
+    run: "Run", split: str, count: int, seed: int, wanted: "pl.Expr | bool" = True
+) -> "pl.DataFrame":
+    """Some samples of what a run learned from, drawn by a seed."""
+    from attune.platform.corpora.conversations import SPLITS
+    from attune.platform.corpora.prepare import find_data, read_samples
+
+    if split not in SPLITS:
+        raise UsageError(unknown("split", split, SPLITS))
+    samples = read_samples(find_data(run.data["folder"]), split).filter(wanted)
+    if samples.is_empty():
+        raise UsageError(f"the split '{split}' has no such samples: choose another")
+    return samples.sample(min(count, samples.height), seed=seed)
 
 
 def _mime(run: "Run") -> "Mime":

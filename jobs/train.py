@@ -91,6 +91,8 @@ def train(
         label = f"{name}-seed{number}" if name and len(numbers) > 1 else name
         run = _run(variant, label, number, asked, resume)
         screen.print(f"run {run.name} in {run.folder}", markup=False)
+        if run.notice:
+            screen.print(f"note: {run.notice}", markup=False)
         found.append(_trained(run, screen))
     results = [_result(run) for run in found]
     _show(screen, results)

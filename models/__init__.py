@@ -13,6 +13,7 @@ VARIANTS: dict[str, str] = {
     "emoprepend-1": "attune.models.multitask:EmoPrepend",
     "moel": "attune.models.moel:Moel",
     "mime": "attune.models.mime:Mime",
+    "empdg": "attune.models.empdg:Empdg",
     "dummy": "attune.models.dummy:Dummy",
 }
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""

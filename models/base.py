@@ -48,6 +48,8 @@ Batches = Mapping[str, Batch]
 """A batch of each stream that a stage asks for, by the stream's name."""
 
 PAIRED = "paired"
+FOLLOWED = "followed"
+"""The paired samples whose response the speaker answers: `next_turn` is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Needs:
     separators: bool = False
     """`<sep>` behind each utterance of the context."""
     columns: tuple[str, ...] = ("context", "context_roles", "response", "emotion")
-    """The tensors it reads from a batch."""
+    """The tensors it reads from a batch; `emotion_words` brings the others' with it."""
     streams: tuple[str, ...] = (PAIRED,)
 
 
@@ -83,6 +85,8 @@ class Facts:
     """The number of each emotion's own word in the vocabulary."""
     word_vectors: Tensor | None = None
     """(num_tokens, any dimension), to begin with."""
+    emotion_words: Tensor | None = None
+    """(num_tokens,) which tokens are emotion words, where a variant reads `emotion_words`."""
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
     """Pretrained encoders, by the name a variant asks for them with."""
 
@@ -181,8 +185,17 @@ class Explanation:
     """How much the listener of each emotion is heard."""
     by_word: Mapping[str, Sequence[float]] | None = None
     """What there is of each word of the context (attention, gates): a number a word."""
+    attention: Mapping[str, Sequence[Sequence[float]]] | None = None
+    """By what is attended to (the context, emotion words): for each word of the answer how much it
+    looks at each word there."""
+    scores: Mapping[str, float] | None = None
+    """What each critic gives the answer, where the next turn is known."""
     words: Sequence[str] | None = None
-    """Those words; who has the vocabulary fills them in."""
+    """The words of the context; who has the vocabulary fills them in, here and below."""
+    emotion_words: Sequence[str] | None = None
+    """The emotion words found in it."""
+    answer_words: Sequence[str] | None = None
+    """The words of the answer that attention is given for."""
 
 
 class DialogueVariant(Variant):

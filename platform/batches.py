@@ -10,7 +10,7 @@ ranks' lengths alike, and learns how many samples and tokens the whole batch has
 import functools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +26,7 @@ from attune.platform.errors import DataError, unknown
 from attune.platform.text.vocabulary import (
     CONTEXT,
     END,
+    LABEL,
     LISTENER_TOKEN,
     PAD,
     SEPARATOR,
@@ -58,6 +59,12 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def __getitem__(self, rows: Numbers) -> "Ragged":
+        """Some of the rows; the array stays where it is."""
+        taken = Ragged(self.values, self.lengths[rows])
+        taken.starts = self.starts[rows]
+        return taken
+
     def padded(self, rows: Numbers) -> torch.Tensor:
         """(rows, longest of them), filled up with the number of `<pad>`."""
         lengths = self.lengths[rows]
@@ -88,6 +95,7 @@ def encode(
     *,
     layout: Layout = Layout(),  # noqa: B008
     emotions: Iterable[str] = (),
+    emotion_words: Callable[[pl.Series], pl.Series] | None = None,
 ) -> dict[str, Ragged | Numbers]:
     """The samples as numbers.
 
@@ -97,6 +105,11 @@ def encode(
     response          its tokens and <eos>; next_turn likewise, or nothing where there is none
     emotion           the number in `emotions`, -1 where a sample has none
     index             the row in `samples`
+
+    and with `emotion_words`, which finds those of tokens:
+
+    emotion_words     <lab> and the context's emotion words; response_emotion_words likewise, and
+                      next_turn_emotion_words, or nothing where there is no next turn
     """
     labels = {emotion: number for number, emotion in enumerate(emotions)}
     utterances = samples.select(
@@ -144,7 +157,9 @@ def encode(
         return Ragged.from_lists(lists.to_series())
 
     context = vocabulary.numbers[CONTEXT]
+    found = {} if emotion_words is None else _felt(samples, vocabulary, emotion_words)
     return {
+        **found,
         "context": sequence("number", context),
         "context_roles": sequence("role", context),
         "context_turns": sequence("turn", 0),
@@ -152,6 +167,41 @@ def encode(
         "next_turn": spoken("next_turn_tokens"),
         "emotion": _emotion_numbers(samples["emotion"], labels),
         "index": np.arange(samples.height),
+    }
+
+
+def followed(columns: Columns) -> Columns:
+    """The samples whose response the speaker answers."""
+    replies = columns["next_turn"]
+    assert isinstance(replies, Ragged)
+    rows = np.flatnonzero(replies.lengths)
+    return {name: column[rows] for name, column in columns.items()}
+
+
+def _felt(
+    samples: pl.DataFrame, vocabulary: Vocabulary, find: Callable[[pl.Series], pl.Series]
+) -> dict[str, Ragged | Numbers]:
+    """The emotion words of the context, of the response and of the next turn."""
+    turns = samples.select(pl.int_range(pl.len()).alias("row"), text="context_tokens").explode(
+        "text"
+    )
+    context = (
+        turns.with_columns(text=find(turns["text"]).fill_null(""))
+        .group_by("row", maintain_order=True)
+        .agg(pl.col("text").str.join(" "))["text"]
+    )
+    label = pl.lit([vocabulary.numbers[LABEL]], dtype=pl.List(pl.Int32))
+
+    def labelled(words: pl.Series) -> Ragged:
+        numbers = pl.DataFrame({"number": vocabulary.encode(words)}).select(
+            pl.when(words.is_not_null()).then(label.list.concat("number")).otherwise("number")
+        )
+        return Ragged.from_lists(numbers.to_series())
+
+    return {
+        "emotion_words": labelled(context),
+        "response_emotion_words": labelled(find(samples["response_tokens"])),
+        "next_turn_emotion_words": labelled(find(samples["next_turn_tokens"])),
     }
 
 

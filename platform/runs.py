@@ -3,6 +3,7 @@
 model.safetensors       the weights
 model.json              variant, configuration, emotions
 vocabulary.txt          the tokens
+lexicon.json            the emotion words, where the variant reads them
 """
 
 import dataclasses
@@ -11,17 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
 from safetensors.torch import load_file, save_file
 
 from attune.models.base import Facts, Variant
-from attune.platform.batches import Layout
+from attune.platform.batches import Layout, Numbers, Ragged, encode
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
+from attune.platform.text.emotion_words import EmotionWords
+from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 from attune.platform.text.word_vectors import WordVectors
 
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
+LEXICON = "lexicon.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,18 @@ class Model:
     vocabulary: Vocabulary
     max_context: int | None = None
     """Context tokens that it was taught with, counted from the end."""
+    lexicon: Lexicon | None = None
+    """The emotion words it was taught with, where it reads them."""
+
+    def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+        """Samples as the numbers it reads."""
+        return encode(
+            samples,
+            self.vocabulary,
+            layout=self.layout,
+            emotions=self.variant.facts.emotions,
+            emotion_words=None if self.lexicon is None else EmotionWords(self.lexicon).find,
+        )
 
     @property
     def layout(self) -> Layout:
@@ -41,16 +58,26 @@ class Model:
         return Layout(separators=self.variant.needs.separators, max_context=self.max_context)
 
 
+def reads_emotion_words(variant: type[Variant]) -> bool:
+    """Whether a variant needs a lexicon."""
+    return "emotion_words" in variant.needs.columns
+
+
 def facts_of(
-    vocabulary: Vocabulary, emotions: tuple[str, ...], vectors: WordVectors | None = None
+    vocabulary: Vocabulary,
+    emotions: tuple[str, ...],
+    vectors: WordVectors | None = None,
+    lexicon: Lexicon | None = None,
 ) -> Facts:
     """What a model must know of its data."""
+    marks = None if lexicon is None else torch.tensor(EmotionWords(lexicon).marks(vocabulary))
     return Facts(
         num_tokens=len(vocabulary),
         specials={token: vocabulary.numbers[token] for token in SPECIALS},
         emotions=emotions,
         emotion_tokens=tuple(vocabulary.number(emotion) for emotion in emotions),
         word_vectors=None if vectors is None else torch.from_numpy(vectors.matrix),
+        emotion_words=marks,
     )
 
 
@@ -61,6 +88,7 @@ def build(
     emotions: tuple[str, ...],
     *,
     vectors: WordVectors | None = None,
+    lexicon: Lexicon | None = None,
     max_context: int | None = None,
     seed: int = 0,
 ) -> Model:
@@ -68,8 +96,10 @@ def build(
     variant, _ = find_variant(name)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        built = variant(config, facts_of(vocabulary, emotions, vectors))
-    return Model(name=name, variant=built, vocabulary=vocabulary, max_context=max_context)
+        built = variant(config, facts_of(vocabulary, emotions, vectors, lexicon))
+    return Model(
+        name=name, variant=built, vocabulary=vocabulary, max_context=max_context, lexicon=lexicon
+    )
 
 
 def save(model: Model, folder: Path) -> None:
@@ -86,6 +116,8 @@ def save(model: Model, folder: Path) -> None:
     }
     save_weights(model.variant, folder / WEIGHTS)
     model.vocabulary.save(folder / VOCABULARY)
+    if model.lexicon is not None:
+        model.lexicon.save(folder / LEXICON)
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
@@ -98,7 +130,8 @@ def load(folder: Path) -> Model:
     vocabulary = Vocabulary.load(folder / VOCABULARY)
     variant, _ = find_variant(description["variant"])
     config = with_changes(variant.Config(), description["config"])
-    facts = facts_of(vocabulary, tuple(description["emotions"]))
+    lexicon = Lexicon.load(folder / LEXICON) if reads_emotion_words(variant) else None
+    facts = facts_of(vocabulary, tuple(description["emotions"]), lexicon=lexicon)
     dimension = description["word_vector_dimension"]
     if dimension is not None:  # only the shape: the weights hold what became of the vectors
         blank = torch.zeros(len(vocabulary), dimension)
@@ -115,6 +148,7 @@ def load(folder: Path) -> Model:
         variant=built.eval(),
         vocabulary=vocabulary,
         max_context=description["max_context"],
+        lexicon=lexicon,
     )
 
 

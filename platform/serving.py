@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import torch
@@ -12,7 +13,7 @@ import torch
 from attune.models.base import Batch, DialogueVariant, Explanation, Variant
 from attune.models.decoding import Decoding, decode, stream
 from attune.platform import runs
-from attune.platform.batches import PADDING, Stream, encode
+from attune.platform.batches import PADDING, Columns, Stream
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.corpora.samples import SAMPLES
 from attune.platform.errors import UsageError, unknown
@@ -58,6 +59,27 @@ class Responder:
         return [
             Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
             for tokens, explanation in zip(made, explanations, strict=True)
+        ]
+
+    def judged(self, samples: pl.DataFrame) -> list[dict[str, Any]]:
+        """The answers to samples, and what the model's critics give them and people's responses;
+        no scores where it has no critics, or no turn follows."""
+        batch = _in_order(self.model.columns(samples))
+        answers = decode(self.variant, batch, Decoding())
+        people = [row[row != PADDING].tolist()[:-1] for row in batch["response"]]  # without <eos>
+        made, theirs = self._explained(batch, answers), self._explained(batch, people)
+        return [
+            {
+                "context": row["context"],
+                "response": row["response"],
+                "next_turn": row["next_turn"],
+                "answer": self._text(answer),
+                "scores": dict(own.scores or {}),
+                "person_scores": dict(person.scores or {}),
+            }
+            for row, answer, own, person in zip(
+                samples.iter_rows(named=True), answers, made, theirs, strict=True
+            )
         ]
 
     def stream(
@@ -109,18 +131,20 @@ class Responder:
         responses = [torch.tensor([*answer, end]) for answer in answers]
         padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=PADDING)
         answered = dataclasses.replace(batch, tensors={**batch.tensors, "response": padded})
+        felt = batch.tensors.get("emotion_words")
         return [
-            dataclasses.replace(explanation, words=self._words(context))
-            if explanation.by_word
-            else explanation
-            for explanation, context in zip(
-                self.variant.explain(answered), batch["context"], strict=True
+            dataclasses.replace(
+                explanation,
+                words=self._words(batch["context"][row]),
+                emotion_words=None if felt is None else self._words(felt[row]),
+                answer_words=self.model.vocabulary.decode(answers[row]),
             )
+            for row, explanation in enumerate(self.variant.explain(answered))
         ]
 
-    def _words(self, context: torch.Tensor) -> list[str]:
-        """The words of a context, without `<cls>` and padding."""
-        return self.model.vocabulary.decode(context[1 : int((context != PADDING).sum())].tolist())
+    def _words(self, tokens: torch.Tensor) -> list[str]:
+        """The words behind `<cls>` or `<lab>`, without padding."""
+        return self.model.vocabulary.decode(tokens[1 : int((tokens != PADDING).sum())].tolist())
 
     def _batch(self, conversations: Sequence[Sequence[str]]) -> Batch:
         for number, turns in enumerate(conversations, start=1):
@@ -139,15 +163,18 @@ class Responder:
             context_tokens=pl.Series([[next(tokens) for _ in range(n)] for n in counts]),
             context_roles=pl.Series([[roles[turn % 2] for turn in range(n)] for n in counts]),
         )
-        columns = encode(samples, self.model.vocabulary, layout=self.model.layout)
-        [batch] = Stream(columns, size=len(conversations), shuffle=False).epoch()
-        # Streams sort by length: put the rows back into the order they were asked in.
-        order = batch["index"].argsort()
-        rows = {name: tensor[order] for name, tensor in batch.tensors.items()}
-        return Batch(tensors=rows, samples=batch.samples, tokens=batch.tokens)
+        return _in_order(self.model.columns(samples))
 
     def _text(self, tokens: Sequence[int]) -> str:
         return readable(self.model.vocabulary.decode(tokens))
+
+
+def _in_order(columns: Columns) -> Batch:
+    """All samples as one batch. Streams sort by length: the rows are put back into their order."""
+    [batch] = Stream(columns, size=len(columns["index"]), shuffle=False).epoch()
+    order = batch["index"].argsort()
+    rows = {name: tensor[order] for name, tensor in batch.tensors.items()}
+    return Batch(tensors=rows, samples=batch.samples, tokens=batch.tokens)
 
 
 def check_controls(variant: type[Variant], controls: Mapping[str, str]) -> None:

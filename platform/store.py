@@ -2,6 +2,7 @@
 
 run.json          what was asked for and what came of it (`Run`)
 vocabulary.txt    the tokens it reads and writes
+lexicon.json      the emotion words it reads, where it does
 metrics.jsonl     one line per logged step, written by the first worker
 checkpoints/      to go on from (`training/checkpoints.py`)
 model/            the result: weights and all that is needed to answer (`runs.py`)
@@ -54,6 +55,8 @@ class Run:
     command: str = ""
     commit: str = ""
     created: str = ""
+    notice: str = ""
+    """What whoever begins it should know of it."""
     status: Status = "running"
     result: dict[str, Any] = field(default_factory=dict)
     """`steps`, `seconds`, `best_step` and `metrics` once there are some."""

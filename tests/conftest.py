@@ -8,8 +8,10 @@ import torch
 from attune.models.base import Batch
 from attune.platform import runs
 from attune.platform.batches import Ragged, encode
+from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import prepare, read_samples
+from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training import settings
 
@@ -31,8 +33,19 @@ def vocabulary(prepared):
 
 
 @pytest.fixture(scope="session")
-def columns(prepared, vocabulary):
-    return encode(read_samples(prepared, "train"), vocabulary, emotions=EMOTIONS)
+def encoded(vocabulary):
+    """Samples as numbers, with everything that any variant reads."""
+    find = EmotionWords(bundled.lexicon()).find
+
+    def numbers(samples):
+        return encode(samples, vocabulary, emotions=EMOTIONS, emotion_words=find)
+
+    return numbers
+
+
+@pytest.fixture(scope="session")
+def columns(prepared, encoded):
+    return encoded(read_samples(prepared, "train"))
 
 
 @pytest.fixture(scope="session")
@@ -41,14 +54,16 @@ def test_samples(prepared):
 
 
 @pytest.fixture(scope="session")
-def test_columns(test_samples, vocabulary):
-    return encode(test_samples, vocabulary, emotions=EMOTIONS)
+def test_columns(test_samples, encoded):
+    return encoded(test_samples)
 
 
 @pytest.fixture(scope="session")
 def batch(columns):
-    """Twelve samples, of different lengths as no bucketed batch has them."""
-    rows = np.linspace(0, len(columns["index"]) - 1, 12).astype(int)
+    """Twelve samples, of different lengths as no bucketed batch has them; the speaker answers each,
+    which critics need."""
+    answered = np.flatnonzero(columns["next_turn"].lengths)
+    rows = answered[np.linspace(0, len(answered) - 1, 12).astype(int)]
     few = {
         name: column.padded(rows) if isinstance(column, Ragged) else torch.from_numpy(column[rows])
         for name, column in columns.items()
@@ -60,6 +75,6 @@ def batch(columns):
 def build(vocabulary):
     def make(name, preset="tiny", **changes):
         config = settings.configure(name, preset, changes)[0]
-        return runs.build(name, config, vocabulary, EMOTIONS)
+        return runs.build(name, config, vocabulary, EMOTIONS, lexicon=bundled.lexicon())
 
     return make

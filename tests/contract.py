@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from attune.models.base import PAIRED, Batch, DialogueVariant, Progress, Variant
+from attune.models.base import FOLLOWED, Batch, DialogueVariant, Progress, Stage, Variant
 from attune.models.decoding import Decoding, decode
 from attune.platform import runs
 from attune.platform.training.loop import total_loss, trainable_only
@@ -22,7 +22,12 @@ def stage_losses(variant: Variant, batch: Batch):
         for update in stage.updates:
             with trainable_only(variant, stage.players[update.player]):
                 method = getattr(variant, update.losses)
-                yield stage, update, method({PAIRED: batch}, Progress(step=1, share=0.1))
+                yield stage, update, method(streams(stage, batch), Progress(step=1, share=0.1))
+
+
+def streams(stage: Stage, batch: Batch):
+    """The batch as each of the streams that a stage asks for."""
+    return dict.fromkeys(stage.streams, batch)
 
 
 def parameters_of(variant: Variant, parts):
@@ -82,7 +87,7 @@ def check_each_player_moves_itself_and_nobody_else(variant, batch):
             before = {name: p.detach().clone() for name, p in variant.named_parameters()}
             optimizer = torch.optim.SGD(mine, lr=0.1)
             with trainable_only(variant, parts):
-                losses = getattr(variant, update.losses)({PAIRED: batch}, Progress())
+                losses = getattr(variant, update.losses)(streams(stage, batch), Progress())
                 variant.zero_grad()
                 total_loss(update, losses).backward()
                 for name, p in variant.named_parameters():
@@ -197,11 +202,16 @@ def check_answers_are_text(model: runs.Model, batch):
             assert "<" not in " ".join(model.vocabulary.tokens[token] for token in answer)
 
 
+def likelihood_stages(variant: Variant):
+    """The stages that learn from data alone: against critics nothing is learned by heart."""
+    return [stage for stage in variant.stages() if FOLLOWED not in stage.streams]
+
+
 def train(variant: Variant, batches, *, steps: int, rate: float = 3e-3) -> dict[str, float]:
     """A plain loop that follows the stages; `batches` are taken in turn. The last losses."""
     last: dict[str, float] = {}
     variant.train()
-    for stage in variant.stages():
+    for stage in likelihood_stages(variant):
         optimizers = {
             player: torch.optim.AdamW(parameters_of(variant, parts), lr=rate, weight_decay=0.01)
             for player, parts in stage.players.items()
@@ -212,7 +222,7 @@ def train(variant: Variant, batches, *, steps: int, rate: float = 3e-3) -> dict[
                 optimizer = optimizers[update.player]
                 with trainable_only(variant, stage.players[update.player]):
                     batch = batches[step % len(batches)]
-                    losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
+                    losses = getattr(variant, update.losses)(streams(stage, batch), progress)
                     optimizer.zero_grad()
                     total_loss(update, losses).backward()
                     nn.utils.clip_grad_norm_(
@@ -226,5 +236,7 @@ def train(variant: Variant, batches, *, steps: int, rate: float = 3e-3) -> dict[
 def check_learns_by_heart(variant, batch, *, steps=250):
     few = rows_of(batch, range(6))
     losses = train(variant, [few], steps=steps)
-    for name in {n for stage in variant.stages() for u in stage.updates for n in u.weights}:
+    for name in {
+        n for stage in likelihood_stages(variant) for u in stage.updates for n in u.weights
+    }:
         assert losses[name] < 0.3, f"{name} is still {losses[name]:.2f}"

@@ -73,6 +73,11 @@ def reasons(explanation: Explanation) -> str:
         more += _bars(f"The answer's emotion, if {group}", shares)
     for name, values in (explanation.by_word or {}).items():
         more += _shaded(name, explanation.words or (), values)
+    if explanation.attention and explanation.emotion_words is not None:
+        more += _listed("Emotion words found", explanation.emotion_words)
+    for name, rows in (explanation.attention or {}).items():
+        words = explanation.words if name == "context" else explanation.emotion_words
+        more += _heat_map(f"Attention to the {name}", explanation.answer_words or (), words, rows)
     if more:
         more = f'<details class="why"><summary>Why</summary>{more}</details>'
     return _bars("Emotion it reads in the conversation", explanation.emotion, titled=False) + more
@@ -102,6 +107,35 @@ def _shaded(title: str, words: Sequence[str], values: Sequence[float]) -> str:
     extent = f"{least:.2f} to {most:.2f}"
     return (
         f'<h4>{escape(title)} <span class="quiet">{extent}</span></h4><p class="shaded">{marks}</p>'
+    )
+
+
+def _listed(title: str, words: Sequence[str]) -> str:
+    shown = escape(", ".join(words)) or '<span class="quiet">none</span>'
+    return f"<h4>{escape(title)}</h4><p>{shown}</p>"
+
+
+def _heat_map(
+    title: str, answer: Sequence[str], words: Sequence[str] | None, rows: Sequence[Sequence[float]]
+) -> str:
+    """What each word of the answer, a row, looks at: the darker, the more."""
+    if not words or not rows:
+        return ""
+    most = max((value for row in rows for value in row), default=0.0) or 1.0
+    head = "".join(f'<th scope="col"><span>{escape(word)}</span></th>' for word in words)
+    body = "".join(
+        f'<tr><th scope="row">{escape(said)}</th>'
+        + "".join(
+            f'<td style="--strength:{value / most:.0%}" title="{escape(word)}: {value:.3f}"></td>'
+            for word, value in zip(words, row, strict=True)
+        )
+        + "</tr>"
+        for said, row in zip(answer, rows, strict=True)
+    )
+    return (
+        f"<h4>{escape(title)}</h4>"
+        f'<div class="heat"><table aria-label="{escape(title)}"><tr><td></td>{head}</tr>{body}'
+        f"</table></div>"
     )
 
 

@@ -60,6 +60,7 @@ class Engine:
             optimizer=optimizer,
             config=settings(training, zero=zero, universal=universal),
         )
+        self.zero = zero
         if zero == 0 and self.engine.dp_world_size == 1:
             # There is nobody to average with, and DeepSpeed would still copy every gradient to and
             # fro: a fifth of a step.
@@ -74,11 +75,19 @@ class Engine:
         """Add this part's gradient; DeepSpeed divides it by the number of parts."""
         self.engine.backward(loss)
 
-    def step(self, rate: float) -> None:
-        """Count a part; after the last one, move the weights."""
+    def step(self, rate: float, *, measure: bool = False) -> Tensor:
+        """Count a part; after the last one, move the weights. Returns the norm of the gradient
+        before it is clipped, where that is to be measured, else 0."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        norm: Any = 0.0
+        if measure and not self.zero:
+            grads = [p.grad for p in self.engine.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(grads)
         self.engine.step()
+        if measure and self.zero:  # only DeepSpeed has it, and only after the step
+            norm = self.engine.get_global_grad_norm() or 0.0
+        return torch.as_tensor(norm, dtype=torch.float32)
 
     def save(self, folder: Path, player: str) -> None:
         """Write optimizer and weights; every worker calls this."""

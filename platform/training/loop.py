@@ -22,6 +22,7 @@ import torch.distributed
 from torch import Tensor
 
 from attune.models.base import (
+    FOLLOWED,
     PAIRED,
     Batch,
     Batches,
@@ -33,7 +34,7 @@ from attune.models.base import (
     Variant,
 )
 from attune.platform import runs
-from attune.platform.batches import Columns, Loaded, Stream
+from attune.platform.batches import Columns, Loaded, Stream, followed
 from attune.platform.store import Run
 from attune.platform.training import checkpoints
 from attune.platform.training.checkpoints import Standing
@@ -134,15 +135,16 @@ class Training:
         return True
 
     def steps_of(self, number: int) -> int:
-        """How many rounds a stage may take: its share of the run's, at least one."""
-        whole = self.run.max_steps or self._epochs_in_steps()
-        shares = [stage.share for stage in self.stages]
-        return max(1, round(whole * shares[number] / sum(shares)))
+        """How many rounds a stage may take: its share of the run's, at least one.
 
-    def _epochs_in_steps(self) -> int:
-        # An epoch of the paired stream; a round draws one batch for each of its updates.
-        draws = max(_draws(stage) for stage in self.stages)
-        return max(1, self.training.max_epochs * len(self.streams[PAIRED].plan(0)) // draws)
+        Of epochs it is a share of the passes through its first stream; a round draws a batch for
+        each of its updates.
+        """
+        stage = self.stages[number]
+        share = stage.share / sum(each.share for each in self.stages)
+        epoch = len(self.streams[stage.streams[0]].plan(0))
+        whole = self.run.max_steps or self.training.max_epochs * epoch / _draws(stage)
+        return max(1, round(whole * share))
 
     def _stage(self, standing: Standing, found: Path | None) -> Standing:
         """A stage from where it stands; for the next one the variant gets the best weights."""
@@ -194,6 +196,7 @@ class Training:
         """All updates of a stage once; whether an epoch of the paired stream ended with it."""
         progress = Progress(step=standing.step, share=standing.step / steps)
         learning_rate = rate(self.training, standing.step, steps)
+        logs = (standing.total + 1) % self.training.log_every == 0 or standing.step == 0
         terms: dict[str, Tensor] = {}
         total = torch.zeros(())
         samples = 0
@@ -206,29 +209,30 @@ class Training:
                 epoch_ended |= loaded[stage.streams[0]].following.batch == 0
                 samples += round(loaded[stage.streams[0]].batch.samples * self.worker.world_size)
                 with trainable_only(self.variant, stage.players[update.player]):
-                    found = self._update(engines, update, loaded, progress, learning_rate)
+                    found = self._update(engines, update, loaded, progress, learning_rate, logs)
             terms.update(found)
             total = total + total_loss(update, found).cpu()
-        if (standing.total + 1) % self.training.log_every == 0 or standing.step == 0:
+        if logs:
             self._log(standing, terms, total, learning_rate, samples, time.monotonic() - started)
         return epoch_ended
 
     def _update(
         self, engines: Mapping[str, Engine], update: Update, loaded: Mapping[str, Loaded],
-        progress: Progress, learning_rate: float,
+        progress: Progress, learning_rate: float, logs: bool,
     ) -> Losses:  # fmt: skip
-        """One optimizer step; the terms of the whole batch, this worker's share."""
+        """One optimizer step; the terms of the whole batch, this worker's share, and the norm of
+        the gradient where it is logged."""
         engine = engines[update.player]
         sums: Losses = {}
         for part in self._parts({name: one.batch for name, one in loaded.items()}):
             terms = engine(update.losses, part, progress)
             engine.backward(total_loss(update, terms))
-            engine.step(learning_rate)
+            norm = engine.step(learning_rate, measure=logs)
             for name, term in terms.items():
                 sums[name] = (
                     sums.get(name, 0.0) + term.detach().float() / self.training.accumulation
                 )
-        return sums
+        return {**sums, f"gradient_norm_{update.player}": norm} if logs else sums
 
     def _parts(self, batches: Batches) -> Iterator[Batches]:
         """A batch cut for accumulation: the mean over the parts is the whole batch's loss."""
@@ -403,49 +407,67 @@ def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
 def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -> dict[str, float]:
     """A stage's loss terms, perplexity and accuracies on valid, the work shared by all workers.
 
-    A batch is told the counts of the whole split to divide by, so its terms add up to the split's.
+    Terms are those of the samples that the stage learns from, the rest is of all samples.
     """
     trained = variant.training
     variant.eval()
+    sums = _Sums()
+    judged = followed(columns) if stage.streams[0] == FOLLOWED else columns
+    for batch in _whole_split(judged, worker):
+        torch.manual_seed(int(batch["index"][0]))
+        for update in stage.updates:
+            terms = getattr(variant, update.losses)(
+                dict.fromkeys((PAIRED, stage.streams[0]), batch), Progress(share=1.0)
+            )
+            for name, term in terms.items():
+                sums.add(f"valid_{name}", term)
+            sums.add("valid_loss", total_loss(update, terms))
+    # The likelihood is among the terms already where these are of all samples.
+    likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
+    known = judged is columns and likelihood in sums.values
+    labelled = float((np.asarray(columns["emotion"]) >= 0).sum())
+    for batch in _whole_split(columns, worker):
+        if isinstance(variant, DialogueVariant) and not known:
+            sums.add("log_likelihood", variant.log_likelihood(batch).sum() / batch.tokens)
+        for name, predicted in variant.predict(batch).items():
+            right = predicted.argmax(dim=-1) == batch[name]
+            sums.add(f"valid_{name}_accuracy", right.sum() / max(labelled, 1.0))
+    variant.train(trained)
+    found = sums.over_all(worker)
+    if isinstance(variant, DialogueVariant):
+        nll = found[likelihood] if known else -found.pop("log_likelihood")
+        found["valid_perplexity"] = math.exp(min(nll, 700.0))
+    return found
+
+
+class _Sums:
+    """Numbers by name, added up over batches and workers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        before = self.values.get(name, torch.zeros((), dtype=torch.float64))
+        self.values[name] = before + value.double().cpu()
+
+    def over_all(self, worker: Worker) -> dict[str, float]:
+        names = sorted(self.values)
+        values = torch.stack([self.values[name] for name in names])
+        together = worker.mean(values) * worker.world_size
+        return dict(zip(names, together.tolist(), strict=True))
+
+
+def _whole_split(columns: Columns, worker: Worker) -> Iterator[Batch]:
+    """A worker's batches of a split; each is told the counts of the whole split to divide by, so
+    that its means add up to the split's."""
     stream = Stream(
         columns, size=VALID_TOKENS, by="tokens", shuffle=False,
         rank=worker.rank, world_size=worker.world_size,
     )  # fmt: skip
     samples, tokens = len(stream.response_lengths), float(stream.response_lengths.sum())
-    labelled = float((np.asarray(columns["emotion"]) >= 0).sum())
-    sums: dict[str, Tensor] = {}
-
-    def add(name: str, value: Tensor) -> None:
-        sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu()
-
     for part in stream.epoch():
-        batch = dataclasses.replace(part, samples=float(samples), tokens=tokens).to(worker.device)
-        torch.manual_seed(int(batch["index"][0]))
-        for update in stage.updates:
-            terms = getattr(variant, update.losses)({PAIRED: batch}, Progress(share=1.0))
-            for name, term in terms.items():
-                add(f"valid_{name}", term)
-            add("valid_loss", total_loss(update, terms))
-        if isinstance(variant, DialogueVariant) and not _known(variant, sums):
-            add("log_likelihood", variant.log_likelihood(batch).sum() / tokens)
-        for name, predicted in variant.predict(batch).items():
-            right = predicted.argmax(dim=-1) == batch[name]
-            add(f"valid_{name}_accuracy", right.sum() / max(labelled, 1.0))
-    variant.train(trained)
-    names = sorted(sums)
-    values = worker.mean(torch.stack([sums[name] for name in names])) * worker.world_size
-    found = dict(zip(names, values.tolist(), strict=True))
-    if isinstance(variant, DialogueVariant):
-        term = _known(variant, found)
-        nll = found[term] if term else -found.pop("log_likelihood")
-        found["valid_perplexity"] = math.exp(min(nll, 700.0))
-    return found
-
-
-def _known(variant: DialogueVariant, found: Mapping[str, Any]) -> str | None:
-    """The name under which the likelihood of valid's responses is found among the loss terms."""
-    term = f"valid_{variant.likelihood_term}"
-    return term if term in found else None
+        batch = dataclasses.replace(part, samples=float(samples), tokens=tokens)
+        yield batch.to(worker.device)
 
 
 def _draws(stage: Stage) -> int:

@@ -64,6 +64,9 @@ class TrainingConfig:
     """Occurrences in train that a token needs to be known."""
     word_vectors: str | None = None
     """A file of word vectors (GloVe's text form, may be packed) to begin with."""
+    lexicon: str | None = None
+    """A file of emotion words (NRC's, or a word a line) for variants that read them; without, the
+    data's own, else the small one of the bundled corpus."""
 
 
 SEARCH_SPACES: Mapping[str, Mapping[str, Choice | Between]] = {

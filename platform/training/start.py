@@ -12,14 +12,22 @@ from typing import Any
 import polars as pl
 from safetensors.torch import load_file
 
-from attune.models.base import PAIRED, Variant
+from attune.models.base import FOLLOWED, PAIRED, Variant
 from attune.platform import runs, store
-from attune.platform.batches import Columns, encode
+from attune.platform.batches import Columns, followed
+from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS
-from attune.platform.corpora.prepare import TOKENS, find_data, read_manifest, read_samples
-from attune.platform.errors import UsageError
+from attune.platform.corpora.prepare import (
+    LEXICON,
+    TOKENS,
+    find_data,
+    read_manifest,
+    read_samples,
+)
+from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
 from attune.platform.store import Run
+from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 from attune.platform.training.settings import TrainingConfig, configure
@@ -49,6 +57,9 @@ def new_run(
         raise UsageError(f"word_vectors={training.word_vectors}: there is no such file")
     folder = find_data(data)
     manifest = read_manifest(folder)
+    lexicon, notice = None, ""
+    if runs.reads_emotion_words(find_variant(variant)[0]):
+        lexicon, notice = _lexicon(training.lexicon, folder)
     data_name = data if data == "bundled" else folder.name
     name = name or store.new_name(variant, data_name)
     store.check_name(name)
@@ -69,6 +80,7 @@ def new_run(
         command=" ".join(["attune", *sys.argv[1:]]),
         commit=commit(),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        notice=notice,
     )
     if (run.folder / store.RECORD).exists():
         raise UsageError(
@@ -88,8 +100,23 @@ def new_run(
         )
     )
     vocabulary.save(run.folder / runs.VOCABULARY)
+    if lexicon is not None:
+        lexicon.save(run.folder / runs.LEXICON)
     run.write()
     return run
+
+
+def _lexicon(path: str | None, folder: Path) -> tuple[Lexicon, str]:
+    """The emotion words a run reads, and what to say where they are not the data's own."""
+    if path is not None:
+        return Lexicon.load(Path(path)), ""
+    if (folder / LEXICON).is_file():
+        return Lexicon.load(folder / LEXICON), ""
+    small = bundled.lexicon()
+    return small, (
+        f"emotion words are the {len(small.words)} of the bundled corpus, and adjectives: name "
+        f"NRC's lexicon with --set lexicon=FILE"
+    )
 
 
 def begun(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
@@ -151,12 +178,14 @@ def model_of(run: Run) -> runs.Model:
         if training.word_vectors
         else None
     )
+    reads = runs.reads_emotion_words(variant)
     model = runs.build(
         run.variant,
         with_changes(variant.Config(), run.config),
         vocabulary,
         EMOTIONS,
         vectors=vectors,
+        lexicon=Lexicon.load(run.folder / runs.LEXICON) if reads else None,
         max_context=training.max_context,
         seed=run.seed,
     )
@@ -184,15 +213,20 @@ def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
             f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
             f"{run.data['hash'][:12]}): prepare it as it was, or begin a new run"
         )
-    emotions = model.variant.facts.emotions
-
-    def columns(stream: str) -> Columns:
-        samples = read_samples(folder, stream)
-        return encode(samples, model.vocabulary, layout=model.layout, emotions=emotions)
-
-    names = {PAIRED: "train"}
-    streams = {name: columns(names.get(name, name)) for name in model.variant.needs.streams}
-    return streams, columns("valid")
+    valid = model.columns(read_samples(folder, "valid"))
+    paired = model.columns(read_samples(folder, "train"))
+    streams: dict[str, Columns] = {PAIRED: paired}
+    for name in model.variant.needs.streams:
+        if name == FOLLOWED:
+            streams[name] = followed(paired)
+            if not len(streams[name]["index"]) or not len(followed(valid)["index"]):
+                raise DataError(
+                    f"{folder}: no response in train, or none in valid, is answered by the "
+                    f"speaker: '{run.variant}' learns from such answers, and needs other data"
+                )
+        elif name != PAIRED:
+            streams[name] = model.columns(read_samples(folder, name))
+    return streams, valid
 
 
 def commit() -> str:

@@ -9,6 +9,8 @@ from torch import nn
 
 from attune.models.base import PAIRED, Stage, Update, Variant
 from attune.platform import runs, store
+from attune.platform.corpora.prepare import prepare
+from attune.platform.errors import DataError
 from attune.platform.training import checkpoints, engine, loop, start
 from attune.platform.training.engine import Engine, Player
 from attune.platform.training.loop import Training
@@ -44,8 +46,7 @@ def few_valid_samples(monkeypatch):
     def fewer(run, model):
         streams, _ = real(run, model)
         samples = start.read_samples(start.Path(run.data["folder"]), "valid").head(40)
-        emotions = model.variant.facts.emotions
-        return streams, start.encode(samples, model.vocabulary, emotions=emotions)
+        return streams, model.columns(samples)
 
     monkeypatch.setattr(start, "data_of", fewer)
 
@@ -102,7 +103,7 @@ def uninterrupted():
 def test_a_killed_run_gives_what_the_uninterrupted_gives(
     begin, monkeypatch, killed_at, uninterrupted, tmp_path_factory
 ):
-    if not uninterrupted:
+    if "run" not in uninterrupted:
         whole = begin("emoprepend-1", "whole", max_steps=32, **NOISY)
         assert go(whole)
         kept = tmp_path_factory.mktemp("whole")
@@ -173,7 +174,7 @@ def test_zero_3_gives_what_zero_0_gives_and_resumes(begin, monkeypatch):
             go(spread)
     assert go(spread)
     for (step, one), (_, other) in zip(logged(whole), logged(spread), strict=True):
-        assert other == pytest.approx(one, rel=1e-5), step
+        assert other == pytest.approx(one, rel=1e-4), step
     for name, tensor in weights(whole).items():
         assert torch.allclose(tensor, weights(spread)[name], atol=1e-5), name
 
@@ -339,3 +340,72 @@ def test_two_players_give_the_same_under_zero_as_in_plain_torch(zero):
     expected = played(plain_torch)
     assert torch.allclose(played(deepspeed(zero)), expected, rtol=1e-4, atol=1e-5)
     assert expected[0] != expected[-2]
+
+
+# EmpDG's stages have 22, 3 and 7 of 32 rounds; one of the last has 3 updates of two players.
+GAME = {**NOISY, "critic_steps": 1, "generator_steps": 2}
+
+
+@pytest.mark.parametrize("killed_at", [23, 24, 26, 29])
+def test_a_killed_game_gives_what_the_uninterrupted_gives(
+    begin, monkeypatch, killed_at, uninterrupted, tmp_path_factory
+):
+    if "game" not in uninterrupted:
+        whole = begin("empdg", "whole", max_steps=32, **GAME)
+        assert go(whole)
+        kept = tmp_path_factory.mktemp("game")
+        shutil.copytree(whole.folder, kept, dirs_exist_ok=True)
+        uninterrupted["game"] = store.read(kept)
+    run = begin("empdg", "broken", max_steps=32, **GAME)
+    with monkeypatch.context() as patched:
+        kill_at(patched, killed_at)
+        with pytest.raises(Killed):
+            go(run)
+    assert go(run)
+    assert_same(run, uninterrupted["game"])
+
+
+def test_a_game_is_tracked_and_its_result_is_of_its_last_stage(begin):
+    run = begin("empdg", "game", max_steps=20, evaluate_every=2)
+    assert go(run)
+    lines = [metrics for _, metrics in logged(run)]
+    told = {name for line in lines if line.get("stage") == 2 for name in line}
+    assert told >= {
+        "wasserstein_semantic", "wasserstein_emotional", "wasserstein", "penalty_semantic",
+        "penalty_emotional", "adversarial", "nll", "emotion", "gradient_norm_generator",
+        "gradient_norm_critics",
+    }  # fmt: skip
+    assert all(line["gradient_norm_critics"] > 0 for line in lines if line.get("stage") == 2)
+    looks = [line["valid_wasserstein"] for line in lines if "valid_adversarial" in line]
+    result = json.loads((run.folder / loop.RESULT).read_text())
+    assert result["metrics"]["valid_wasserstein"] == min(looks)
+
+
+def test_perplexity_is_of_all_samples_in_every_stage(begin):
+    """Critics learn from answered samples only; what their stage says of valid is of all of it."""
+    run = begin("empdg", "whole", max_steps=6)
+    model = start.model_of(run)
+    _, valid = start.data_of(run, model)
+    found = [
+        loop.evaluate(model.variant, stage, valid, loop.Worker())
+        for stage in model.variant.stages()
+    ]
+    perplexities = [looked["valid_perplexity"] for looked in found]
+    assert perplexities == pytest.approx([perplexities[0]] * 3, rel=1e-5)
+    assert found[0]["valid_nll"] != found[2]["valid_nll"]
+
+
+def test_without_answers_there_is_nothing_for_critics(tmp_path):
+    source = tmp_path / "short.jsonl"
+    turns = [{"role": "speaker", "text": "I won."}, {"role": "listener", "text": "Great."}]
+    lines = [
+        json.dumps({"id": f"{split}{n}", "emotion": "proud", "split": split, "utterances": turns})
+        for split in ("train", "valid", "test")
+        for n in range(4)
+    ]
+    source.write_text("\n".join(lines))
+    prepare(str(source), tmp_path / "short")
+    run = start.new_run("empdg", data=str(tmp_path / "short"), preset="tiny", name="lonely")
+    assert "bundled corpus" in run.notice
+    with pytest.raises(DataError, match="none in valid, is answered by the speaker"):
+        start.data_of(run, start.model_of(run))
