@@ -17,12 +17,13 @@ from attune.platform.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from attune.models.decoding import Decoding
+    from attune.models.published import Figure
     from attune.platform.evaluation.evaluate import Evaluation
     from attune.platform.store import Run
 
-PROFILES = ("attune",)
-"""Whose definitions the metrics follow."""
-TEST = "test"
+TEST, OWN_PROFILE = "test", "attune"
+PUBLISHED_ON = "ed"
+"""The data that papers print figures of."""
 
 
 def evaluate(
@@ -56,8 +57,13 @@ def evaluate(
     settings: options.DecodingChanges = None,
     control: options.Controls = None,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose definitions the metrics follow.")
-    ] = PROFILES[0],
+        str,
+        typer.Option(
+            metavar="attune|empdg",
+            help="Whose samples: all of a split, or EmpDG's, without each conversation's last "
+            "listener turn.",
+        ),
+    ] = OWN_PROFILE,
     as_json: Json = False,
 ) -> None:
     """Answer a whole split with a run and measure it, or measure answers that a file holds.
@@ -73,30 +79,30 @@ def evaluate(
     - `attune evaluate multi-trs@latest`
     - `attune evaluate mine --split valid --decode beam --set beams=10`
     - `attune evaluate mine --data data/ed --decode topk --set top_k=5 --set seed=1`
+    - `attune evaluate empdg@latest --profile empdg`
     - `attune evaluate --answers theirs.jsonl --json`
     """
-    if profile not in PROFILES:
-        raise UsageError(unknown("profile", profile, PROFILES))
     if (name is None) == (answers is None):
         raise UsageError("give either a RUN or --answers FILE, and not both")
-    run = None
+    run, published = None, {}
     if name is not None:
         run = options.trained_run(name)
         decoding = options.decoding(decode, options.changes(settings))
         controls = options.controls(control, [run])
-        result = of_run(run, data, split or TEST, decoding, controls)
+        result = of_run(run, data, split or TEST, decoding, controls, profile)
+        published = _published(run, data, result)
     else:
         assert answers is not None
         given = {
             "--data": data, "--split": split, "--decode": decode, "--set": settings,
-            "--control": control,
+            "--control": control, "--profile": profile != OWN_PROFILE,
         }  # fmt: skip
         if useless := [option for option, value in given.items() if value]:
             raise UsageError(f"{useless[0]} is for a RUN: the answers in a file are made already")
         result = _of_file(answers)
-    _show(console(as_json), result)
+    _show(console(as_json), result, published)
     if run is not None:
-        log(run, result, controls)
+        log(run, result, {**(controls or {}), **_named(profile)})
     if as_json:
         print_json(result)
 
@@ -107,6 +113,7 @@ def of_run(
     split: str,
     decoding: "Decoding",
     controls: Mapping[str, str] | None = None,
+    profile: str = OWN_PROFILE,
 ) -> dict[str, Any]:
     """What the command's JSON says, with the answers kept in the run's folder."""
     import polars as pl
@@ -122,8 +129,10 @@ def of_run(
     is_own = data_hash == run.data["hash"]
     if data is None and not is_own:
         console(True).print(f"note: {folder} has changed since the run learned from it")
-    evaluation = _evaluated(run, folder, split, decoding, controls)
-    special = {**(controls or {}), **({} if is_own else {"data": data_hash})}
+    evaluation = _evaluated(run, folder, split, decoding, controls, profile)
+    special = {**(controls or {}), **_named(profile)}
+    if not is_own:
+        special["data"] = data_hash
     path = run.folder / "answers" / _file_name(split, decoding, special)
     # `answer` holds tokens already: under this name they are scored as they stand.
     answers.write(evaluation.answers.with_columns(answer_tokens=pl.col("answer")), path)
@@ -132,24 +141,42 @@ def of_run(
         "split": split,
         "decode": decoding.method,
         "answers": str(path),
-        "signature": evaluation.signature,
+        "signature": f"profile:{profile} {evaluation.signature}",
         "metrics": evaluation.metrics,
     }
 
 
+def _named(profile: str) -> dict[str, str]:
+    return {} if profile == OWN_PROFILE else {"profile": profile}
+
+
+def _published(run: "Run", data: str | None, result: dict[str, Any]) -> dict[str, list["Figure"]]:
+    """What papers print of the same metrics, where it is the same data."""
+    from attune.models import published
+    from attune.platform.corpora.prepare import find_data, read_manifest
+
+    form = read_manifest(find_data(data or run.data["folder"]))["format"]
+    if (result["split"], form) != (TEST, PUBLISHED_ON):
+        return {}
+    found = {name: published.of(run.variant, name) for name in result["metrics"]}
+    return {name: figures for name, figures in found.items() if figures}
+
+
 def _evaluated(
-    run: "Run", folder: Path, split: str, decoding: "Decoding", controls: Mapping[str, str] | None
-) -> "Evaluation":
+    run: "Run", folder: Path, split: str, decoding: "Decoding", controls: Mapping[str, str] | None,
+    profile: str,
+) -> "Evaluation":  # fmt: skip
     from attune.models.base import DialogueVariant
     from attune.platform import runs
     from attune.platform.corpora.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate
+    from attune.platform.evaluation.profiles import samples_of
 
     model = runs.load(run.model)
     variant = model.variant
     if not isinstance(variant, DialogueVariant):
         raise UsageError(f"'{model.name}' does not answer: it is a classifier")
-    samples = read_samples(folder, split)
+    samples = samples_of(profile, read_samples(folder, split))
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
     with progress("answers") as bar:
@@ -202,10 +229,19 @@ def _file_name(split: str, decoding: "Decoding", others: Mapping[str, str]) -> s
     return f"{split}-{decoding.method}-{digest[:8]}.parquet"
 
 
-def _show(screen: Console, result: dict[str, Any]) -> None:
-    made = table("", "metric", "value", numbers=("value",))
+def _show(screen: Console, result: dict[str, Any], published: Mapping[str, list["Figure"]]) -> None:
+    columns = ("metric", "value", "published") if published else ("metric", "value")
+    made = table("", *columns, numbers=("value",))
     for metric, value in result["metrics"].items():
-        made.add_row(metric.replace("_", " "), shown(metric, value))
+        printed = ", ".join(
+            f"{shown(metric, each.value)} ({each.paper}, {each.source})"
+            for each in published.get(metric, ())
+        )
+        row = (metric.replace("_", " "), shown(metric, value), printed)
+        made.add_row(*row[: len(columns)])
     screen.print(made)
+    notes = {each.note for figures in published.values() for each in figures if each.note}
+    for note in sorted(notes):
+        screen.print(f"published: {note}", style="dim", markup=False)
     screen.print(f"\n{result['signature']}", style="dim", markup=False)
     screen.print(f"answers: {result['answers']}", markup=False)

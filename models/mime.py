@@ -16,6 +16,7 @@ Deviations: as in `transformer.py`, and
   the other group.
 - Table 5 has "neither", "grouping only" and "both": without groups there is nothing to mimic, and
   one distribution over all emotions with one refined context remains.
+- The divergence in eq. 16-17 is weighed with a share that rises from 0 (`annealing_steps`).
 - Without stochasticity the latent is the prior's mean in training, too: no posterior, and no
   divergence.
 - While it learns, the speaker's polarity is the true emotion's; otherwise the predicted one's. The
@@ -90,6 +91,9 @@ class MimeConfig(TransformerConfig):
     word, or none, everything passing."""
     sampling_temperature: float = 1.0
     """Factor of the deviation with which the latent is sampled."""
+    annealing_steps: int = 10_000
+    """Steps in which the weight of the bounds' divergence rises from 0 to 1; 0 weighs it fully from
+    the first on, as eq. 16 is written."""
 
     def __post_init__(self) -> None:
         if self.mimicry and not self.grouping:
@@ -170,7 +174,10 @@ class Mime(Transformer):
             "positive_threshold": Between(low=0.2, high=0.8),
             "moved": Choice(values=("", "surprised", "anticipating", "surprised,anticipating")),
         },
-        "schedule": {"sampling_temperature": Between(low=0.1, high=2.0)},
+        "schedule": {
+            "sampling_temperature": Between(low=0.1, high=2.0),
+            "annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000)),
+        },
     }
     controls: ClassVar = {
         "stochasticity": (OFF, ON),
@@ -225,7 +232,7 @@ class Mime(Transformer):
         words = self.embedded(batch)
         source = self.read(words)
         logits = self.scores(source[:, 0])
-        felt = self._felt_in_training(source[:, 0], batch["emotion"])
+        felt = self._felt_in_training(source[:, 0], batch["emotion"], progress)
         if self.training:
             positive = self._truly_first_group(logits, batch["emotion"])
         else:  # what is looked at in between is what answers will be made from
@@ -276,9 +283,10 @@ class Mime(Transformer):
             found.append(self.choices[group](latent).softmax(dim=-1))
         return found
 
-    def _felt_in_training(self, context: Tensor, emotion: Tensor) -> Felt:
+    def _felt_in_training(self, context: Tensor, emotion: Tensor, progress: Progress) -> Felt:
         """Each group's distribution from the posterior, and its evidence bound (eq. 16-17)."""
         true = emotion.clamp(min=0)
+        weight = self._divergence_weight(progress)
         distributions, bounds = [], []
         for group, members in enumerate(self.groups.values()):
             own = (emotion >= 0) & (self.group_of[true] == group)  # (B,)
@@ -296,8 +304,15 @@ class Mime(Transformer):
             place = torch.where(own, self.place_in_group[true], 0)
             likelihood = log_shares.gather(1, place[:, None]).squeeze(1)
             distributions.append(log_shares.exp())
-            bounds.append(divergence - torch.where(own, likelihood, 0.0))
+            bounds.append(weight * divergence - torch.where(own, likelihood, 0.0))
         return Felt(distributions=distributions, bounds=bounds)
+
+    def _divergence_weight(self, progress: Progress) -> float:
+        """With all of it from the first step on the latent never comes to say anything: its noise
+        drives out the weights that read it before they have learned to (docs/log.md)."""
+        if not self.training or not self.config.annealing_steps:
+            return 1.0
+        return min(1.0, progress.step / self.config.annealing_steps)
 
     def _sampled(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
         """Eq. 13-15."""

@@ -36,6 +36,7 @@ METRICS = (
     "perplexity", "perplexity_sample_mean", "unknown_share", "emotion_accuracy",
     "emotion_accuracy_top2", "emotion_accuracy_top5", "bleu", "distinct_1", "distinct_2",
     "different_answers",
+    "parameters",
 )  # fmt: skip
 
 

@@ -102,6 +102,7 @@ def evaluate(
         "distinct_1": metrics.distinct(answers, 1),
         "distinct_2": metrics.distinct(answers, 2),
         "different_answers": len(set(texts)),
+        "parameters": sum(parameter.numel() for parameter in variant.parameters()),
     }
     table = samples.select(
         "conversation_id", "turn", "emotion", "context", "response", "response_tokens"

@@ -11,6 +11,8 @@ import pytest
 from attune.platform.batches import Stream, encode
 from attune.platform.corpora.labels import EMOTIONS, LABELS
 from attune.platform.corpora.prepare import prepare, read_samples
+from attune.platform.evaluation.profiles import samples_of
+from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.tokenizing import CONTRACTIONS, nltk_tokenize
 from attune.platform.text.vocabulary import Vocabulary
@@ -68,6 +70,25 @@ def test_listener_turns_that_a_speaker_answers(dialogues):
         for split in ("train", "valid", "test")
     }
     assert answered == {"train": 24381, "valid": 3569, "test": 3166}
+
+
+def test_the_published_samples_of_empdg(dialogues):
+    folder, _ = dialogues
+    counts = [
+        samples_of("empdg", read_samples(folder, s)).height for s in ("train", "valid", "test")
+    ]
+    assert counts == [20724, 2972, 2713]
+
+
+def test_emotion_words_of_the_lexicon_and_adjectives(dialogues):
+    folder, _ = dialogues
+    find = EmotionWords(Lexicon.load(DATA / "nrc" / "emotion_lexicon.json")).find
+    # The example of the paper's Figure 1 has "new" and "job"; "new" is in no lexicon of NRC.
+    text = "my sister called me this morning and told me she scored a new job with microsoft !"
+    assert {"sister", "new", "job"} <= set(find(pl.Series([text]))[0].split())
+    contexts = read_samples(folder, "valid").explode("context_tokens")["context_tokens"]
+    found = find(contexts)
+    assert 0.1 < found.str.count_matches(" ").sum() / contexts.str.count_matches(" ").sum() < 0.4
 
 
 def test_vocabulary_is_built_on_train_alone(dialogues):

@@ -30,6 +30,7 @@ METRICS = {
     "perplexity", "perplexity_sample_mean", "unknown_share", "emotion_accuracy",
     "emotion_accuracy_top2", "emotion_accuracy_top5", "bleu", "distinct_1", "distinct_2",
     "different_answers",
+    "parameters",
 }  # fmt: skip
 FEW = ("--set", "max_tokens=3")
 
@@ -276,9 +277,12 @@ def test_evaluate_a_run(call, home, data):
     again = spoken(call("evaluate", "--answers", kept, "--json"))
     assert (again["run_id"], again["split"], again["decode"]) == (None, None, None)
     assert again["answers"] == str(kept)
-    for name in METRICS - {"unknown_share", "emotion_accuracy_top2", "emotion_accuracy_top5"}:
+    of_the_model = {
+        "unknown_share", "emotion_accuracy_top2", "emotion_accuracy_top5", "parameters",
+    }  # fmt: skip
+    for name in METRICS - of_the_model:
         assert again["metrics"][name] == pytest.approx(result["metrics"][name]), name
-    assert again["metrics"]["unknown_share"] is None
+    assert all(again["metrics"][name] is None for name in of_the_model)
 
 
 @pytest.mark.usefixtures("home")
@@ -370,7 +374,7 @@ def test_evaluate_logs_what_is_tracked(call, monkeypatch):
         (("first", "--decode", "beams"), "did you mean 'beam'"),
         (("first", "--set", "topk=3"), "did you mean 'top_k'"),
         (("first", "--data", "nowhere"), "not a prepared folder"),
-        (("first", "--profile", "empdg"), "unknown profile 'empdg': choose from attune"),
+        (("first", "--profile", "emp-dg"), "unknown profile 'emp-dg': did you mean 'empdg'"),
         ((), "either a RUN or --answers"),
         (("first", "--answers", "file.jsonl"), "either a RUN or --answers"),
         (("--answers", "nowhere.jsonl"), "no such file of answers"),

@@ -4,16 +4,18 @@ import dataclasses
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 import torch.nn.functional as F
 
-from attune.models import layers
+from attune.models import all_variants, layers, published
 from attune.models.decoding import Decoding
 from attune.platform import runs
 from attune.platform.errors import DataError, UsageError
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import evaluate, score
+from attune.platform.evaluation.profiles import samples_of
 from attune.platform.serving import Responder
 from attune.platform.text.detokenizing import readable
 
@@ -117,7 +119,7 @@ def test_evaluate(build, test_samples, test_columns):
     assert set(result.metrics) == {
         "perplexity", "perplexity_sample_mean", "unknown_share", "emotion_accuracy",
         "emotion_accuracy_top2", "emotion_accuracy_top5", "bleu", "distinct_1", "distinct_2",
-        "different_answers",
+        "different_answers", "parameters",
     }  # fmt: skip
     # An untrained model knows nothing: it is as unsure as a die with a face for each token.
     assert len(model.vocabulary) < result.metrics["perplexity"] < 3 * len(model.vocabulary)
@@ -198,3 +200,30 @@ def test_readable():
     expected = """I am sorry, don't worry. It's "fine" (really)! I cannot stop."""
     assert readable(tokens.split()) == expected
     assert readable([]) == ""
+
+
+def test_published_figures_name_their_source_and_are_in_our_units():
+    figures = published.figures()
+    known = {"parameters", "bleu", "perplexity_sample_mean", "distinct_1", "distinct_2"}
+    for figure in figures:
+        assert figure.paper, figure
+        assert figure.source, figure
+        accuracy = figure.metric.startswith("emotion_accuracy")
+        assert accuracy or figure.metric in known, figure
+        if accuracy or figure.metric.startswith("distinct"):
+            assert 0 < figure.value < 1, figure
+    ours = {name for name in all_variants() if name != "dummy"}
+    assert ours - {figure.variant for figure in figures} == {"mime-no-stochasticity"}
+    found = published.of("mime", "perplexity_sample_mean")
+    assert [(f.value, f.paper, f.source) for f in found] == [(37.53, "Dual-Emp", "Table 1")]
+
+
+def test_the_profile_without_last_turns():
+    rows = [("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"), ("c", "y"), ("d", "z"), ("d", "z")]
+    samples = pl.DataFrame(rows, schema=["conversation_id", "situation"], orient="row")
+    samples = samples.with_row_index("row")
+    # Neighbours of one situation are one conversation; the last conversation is lost.
+    assert samples_of("empdg", samples)["row"].to_list() == [0, 1, 3]
+    assert samples_of("attune", samples).equals(samples)
+    with pytest.raises(UsageError, match="did you mean 'empdg'"):
+        samples_of("emp-dg", samples)

@@ -60,7 +60,7 @@ def test_evidence_bounds(build, batch):
     """The true emotion's likelihood counts in its own group, the divergence in both."""
     variant = build("mime").variant.eval()
     context = variant.read(variant.embedded(batch))[:, 0]
-    felt = variant._felt_in_training(context, batch["emotion"])
+    felt = variant._felt_in_training(context, batch["emotion"], Progress())
     for group, (members, bound) in enumerate(
         zip(variant.groups.values(), felt.bounds, strict=True)
     ):
@@ -173,3 +173,20 @@ def test_explanations(build, batch, name, gate):
             assert all(0 <= value <= 1 for value in values)
             if gate == "open":
                 assert set(values) == {1.0}
+
+
+def test_the_divergence_is_annealed_in_training_alone(build, batch):
+    variant = build("mime", annealing_steps=10).variant
+    context = torch.randn(len(batch), variant.config.width)
+    bounds = {}
+    for training in (True, False):
+        variant.train(training)
+        for step in (0, 5, 10, 20):
+            torch.manual_seed(0)
+            felt = variant._felt_in_training(context, batch["emotion"], Progress(step=step))
+            bounds[training, step] = torch.stack(felt.bounds).detach()
+    divergence = bounds[True, 10] - bounds[True, 0]
+    assert (divergence > 0).all()
+    assert torch.allclose(bounds[True, 5] - bounds[True, 0], divergence / 2, atol=1e-5)
+    assert torch.equal(bounds[True, 20], bounds[True, 10])
+    assert torch.equal(bounds[False, 0], bounds[False, 20])
