@@ -18,7 +18,7 @@ context's states are not moved by what critics say of them, only what is said is
 Deviations: as in `transformer.py`, and
 - eq. 15 writes gamma_1 twice; ours weighs the emotion with gamma_1 and the response with gamma_2.
 - Critics learn from the samples that the speaker really answers; the generator's likelihood stage
-  takes all.
+  takes all (`all_samples`).
 - On generated words no tagger can run: emotion words there are those that the lexicon and the
   tagger mark in the vocabulary, and the emotional critic reads the drawn words that are marked.
 - Critics read the generator's word vectors. The emotional one reads `<lab>` first, so that a
@@ -76,6 +76,9 @@ class EmpdgConfig(TransformerConfig):
     """Updates of the generator in it."""
     gumbel_temperature: float = 1.0
     """How soft the gradient takes the words that were drawn: towards 0 as one word each."""
+    all_samples: bool = True
+    """Learn likelihood from all samples; otherwise from those that the speaker answers, as the
+    other stages do."""
     multiresolution: bool = True
     """Read emotion words beside the context, and let an emotional critic read them too."""
     discriminators: bool = True
@@ -174,6 +177,7 @@ class Empdg(Transformer):
             name="generator",
             players={"generator": generator},
             updates=(replace(train.updates[0], player="generator"),),
+            streams=(self._stream(),),
         )
         if not self.config.discriminators:
             return [likelihood]
@@ -205,6 +209,9 @@ class Empdg(Transformer):
             replace(adversarial, share=0.2),
         ]
 
+    def _stream(self) -> str:
+        return PAIRED if self.config.all_samples else FOLLOWED
+
     def loss_weights(self) -> dict[str, float]:
         """Eq. 15."""
         return {"nll": self.config.response_weight, "emotion": self.config.emotion_weight}
@@ -217,7 +224,7 @@ class Empdg(Transformer):
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Response and emotion (eq. 14-15)."""
-        batch = batches[PAIRED]
+        batch = batches[self._stream()]
         words = self.embedded(batch)
         understood = self.understood(words)
         return self._likelihood(batch, words, understood, self._decoded(words, understood))

@@ -331,10 +331,10 @@ class OutputLayer(nn.Module):
     def log_likelihood(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(N,) unsmoothed log-probability of each target, to look at and not to learn from."""
         reduced, values = self.reduce(hidden), hidden.new_zeros(len(targets))
-        for rows, logits in _in_chunks(reduced, self.weight, self.bias):
+        for rows in _chunks(len(reduced), len(self.weight)):
+            logits = _linear(reduced[rows], self.weight, self.bias)
             values[rows] = logits.gather(1, targets[rows, None]).squeeze(1)
-            highest = logits.amax(dim=1)
-            values[rows] -= logits.sub_(highest[:, None]).exp_().sum(dim=1).log_() + highest
+            values[rows] -= _log_sums(logits)
         return values
 
 
@@ -342,7 +342,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """Linear layer, softmax and cross-entropy in one, a chunk of rows at a time.
 
     The gradient is made in the place of the logits while they are at hand, so that the largest
-    tensor is one chunk and nothing is computed twice.
+    tensor is one chunk and nothing is computed twice. After the first product that tensor is passed
+    over only once more, by the softmax; what else there is to it is left to the other two products,
+    which take as long with a row and a column more:
+
+    - smoothing takes a constant c = smoothing / V off each probability. As one more row of -c, with
+      the sum of all hidden states beside it, it is in the weight's gradient; that row's own product
+      with the weight is what it takes off each hidden state's.
+    - the bias's gradient is the weight's for a hidden state with one more number, which is 1.
     """
 
     @staticmethod
@@ -350,37 +357,63 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float,
         learns: bool,
     ) -> Tensor:  # fmt: skip
+        if not learns:
+            return _summed_loss(hidden, weight, bias, targets, smoothing)
+        num_tokens, width = weight.shape
         total = hidden.new_zeros((), dtype=torch.float32)
-        grad_hidden, grad_bias = torch.empty_like(hidden), torch.zeros_like(bias)
-        grad_weight = _aligned(*weight.shape, like=weight) if learns else weight
-        for rows, logits in _in_chunks(hidden, weight, bias):
-            target = targets[rows, None]
-            wanted = (1 - smoothing) * logits.gather(1, target)
+        grad_hidden = torch.empty_like(hidden)
+        grads = _aligned(num_tokens, width + 1, like=weight)  # the weight's, and the bias's
+        for rows in _chunks(len(hidden), num_tokens):
+            states, target = hidden[rows], targets[rows, None]
+            count = len(states)
+            logits = _linear(F.pad(states, (0, 0, 0, 1)), weight, bias)
+            wanted = logits[:count].gather(1, target)
+            shares = torch.softmax(logits, dim=1, out=logits)
+            chosen = shares[:count].gather(1, target)
+            shares[:count].scatter_add_(1, target, torch.full_like(wanted, smoothing - 1))
+            shares[count] = -smoothing / num_tokens
+            back = _linear(shares, weight.t())
+            grad_hidden[rows] = back[:count] + back[count]
+            beside = F.pad(states, (0, 1), value=1.0)
+            beside = torch.cat([beside, beside.sum(dim=0, keepdim=True)])
+            grads.addmm_(shares.t(), beside, beta=float(rows.start > 0))
+            # A share below the least float counts as that: its loss ends at 87, its gradient is
+            # what it is.
+            loss = smoothing * wanted - chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
             if smoothing:
-                wanted += smoothing * logits.mean(dim=1, keepdim=True)
-            highest = logits.amax(dim=1, keepdim=True)
-            exponentials = logits.sub_(highest).exp_()
-            sums = exponentials.sum(dim=1, keepdim=True)
-            total += (sums.log() + highest - wanted).sum()
-            if not learns:
-                continue
-            grad = exponentials.div_(sums)  # softmax
-            grad.scatter_add_(1, target, torch.full_like(sums, smoothing - 1))
-            if smoothing:
-                grad.sub_(smoothing / grad.shape[1])
-            grad_hidden[rows] = _linear(grad, weight.t())
-            grad_weight.addmm_(grad.t(), hidden[rows], beta=float(rows.start > 0))
-            grad_bias.add_(grad.sum(dim=0))
-        if learns and not len(targets):
-            grad_weight.zero_()
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+                sums = (back[count] * (-num_tokens / smoothing))[:, None]  # of the weight's columns
+                loss -= smoothing * (states @ sums + bias.sum()) / num_tokens
+            total += loss.sum()
+        if not len(targets):
+            grads.zero_()
+        ctx.save_for_backward(grad_hidden, grads)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
-        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-        grads = (grad_hidden * grad_total, grad_weight * grad_total, grad_bias * grad_total)
-        return (*grads, None, None, None)
+        grad_hidden, grads = ctx.saved_tensors
+        parts = (grad_hidden, grads[:, :-1], grads[:, -1])
+        return (*(part * grad_total for part in parts), None, None, None)
+
+
+def _summed_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float
+) -> Tensor:
+    """The cross-entropy alone."""
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for rows in _chunks(len(hidden), len(weight)):
+        logits = _linear(hidden[rows], weight, bias)
+        wanted = (1 - smoothing) * logits.gather(1, targets[rows, None]).squeeze(1)
+        if smoothing:
+            wanted += smoothing * logits.mean(dim=1)
+        total += (_log_sums(logits) - wanted).sum()
+    return total
+
+
+def _log_sums(logits: Tensor) -> Tensor:
+    """(N, V) -> (N,) the logarithm of the exponentials' sum; the logits are spent."""
+    highest = logits.amax(dim=1)
+    return logits.sub_(highest[:, None]).exp_().sum(dim=1).log_() + highest
 
 
 def _aligned(rows: int, columns: int, *, like: Tensor) -> Tensor:
@@ -389,12 +422,11 @@ def _aligned(rows: int, columns: int, *, like: Tensor) -> Tensor:
     return like.new_empty(rows, math.ceil(columns / LINE) * LINE)[:, :columns]
 
 
-def _in_chunks(hidden: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Some rows and their logits, few enough at a time to stay small."""
-    size = max(1, CHUNK_BYTES // (4 * len(bias)))
-    for start in range(0, len(hidden), size):
-        rows = slice(start, min(start + size, len(hidden)))
-        yield rows, _linear(hidden[rows], weight, bias)
+def _chunks(count: int, num_tokens: int) -> Iterator[slice]:
+    """Some rows at a time, few enough for their logits to stay small."""
+    size = max(1, CHUNK_BYTES // (4 * num_tokens) - 1)
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -151,10 +151,12 @@ class Mime(Transformer):
     Config = MimeConfig
     presets: ClassVar = {
         **Transformer.presets,
+        "tiny": {**Transformer.presets["tiny"], "annealing_steps": 100},
         "small": {
             **Transformer.presets["small"],
             **SMALL,
             "classification_weight": 4.0,
+            "annealing_steps": 300,
         },
         "paper": {**Transformer.presets["paper"], "patience": 2},
     }

@@ -269,3 +269,5 @@ def test_likelihood_is_learned_from_all_and_the_rest_from_answered(build):
     streams = {name: stage.streams for name, stage in stages_of(build("empdg").variant).items()}
     expected = {"generator": (PAIRED,), "critics": (FOLLOWED,), "adversarial": (FOLLOWED,)}
     assert streams == expected
+    [first, *_] = build("empdg", all_samples=False).variant.stages()
+    assert first.streams == (FOLLOWED,)

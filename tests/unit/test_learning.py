@@ -1,4 +1,4 @@
-"""The baselines learn the bundled corpus in a plain loop in this process, no trainer involved.
+"""The systems learn the bundled corpus in a plain loop in this process, no trainer involved.
 
 What is learned is held against models that are counted in a second: a bag of words for the emotion,
 the frequency of each word for the response. Epochs are chosen on valid; test is looked at once.
@@ -16,7 +16,7 @@ from sklearn.naive_bayes import MultinomialNB
 from torch import nn
 
 from attune.models.base import PAIRED, Progress
-from attune.platform.batches import Stream, encode
+from attune.platform.batches import Stream
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import read_samples
 from attune.platform.evaluation import metrics
@@ -24,7 +24,7 @@ from attune.platform.evaluation.evaluate import score
 from attune.platform.training import settings
 from attune.platform.training.loop import total_loss, trainable_only
 from attune.platform.training.schedules import rate
-from tests.contract import parameters_of
+from tests.contract import likelihood_stages, parameters_of
 
 CHANCE = 1 / len(EMOTIONS)
 
@@ -38,8 +38,8 @@ def threads():
 
 
 @pytest.fixture(scope="module")
-def valid_columns(prepared, vocabulary):
-    return encode(read_samples(prepared, "valid"), vocabulary, emotions=EMOTIONS)
+def valid_columns(prepared, encoded):
+    return encoded(read_samples(prepared, "valid"))
 
 
 def epochs(variant, stage, columns, training, *, seed=0):
@@ -125,11 +125,11 @@ def test_multi_trs_beats_a_bag_of_words(
     assert perplexity < 2 / 3 * unigram
 
 
-@pytest.mark.parametrize("name", ["transformer", "emoprepend-1"])
-def test_the_other_baselines_learn(name, build, columns, valid_columns, vocabulary):
+@pytest.mark.parametrize("name", ["transformer", "emoprepend-1", "moel", "mime", "empdg"])
+def test_the_other_systems_learn(name, build, columns, valid_columns, vocabulary):
     variant = build(name).variant
     _, training = settings.configure(name, "tiny", {"max_epochs": 3, "learning_rate": 3e-3})
-    for stage in variant.stages():
+    for stage in likelihood_stages(variant):
         for epoch in epochs(variant, stage, columns, training):
             perplexity, known = judged(variant, valid_columns)
             print(f"\n{stage.name} {epoch + 1}: perplexity {perplexity:.1f}, emotions {known}")
