@@ -179,7 +179,8 @@ class GatedAttention(Attention):
         queries = self._heads(self.queries(query))
         products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
         shares = products.masked_fill(~mask, -torch.inf).softmax(dim=-1) * gates[:, None, None, :]
-        weights = shares / shares.sum(dim=-1, keepdim=True)  # that of <cls> keeps it from 0
+        # The gate of <cls> keeps the sum from 0, but its share may be rounded to that.
+        weights = shares / shares.sum(dim=-1, keepdim=True).clamp(min=1e-9)
         mixed = F.dropout(weights, self.dropout, self.training) @ values
         attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return attended

@@ -154,6 +154,19 @@ def test_gated_attention_is_equation_5():
         assert torch.allclose(found[0, place], attention.out(torch.cat(mixed)))
 
 
+def test_a_share_that_rounds_to_nothing_is_no_division_by_it():
+    attention = GatedAttention(4, 1, 4)
+    for layer in (attention.queries, attention.keys):
+        layer.weight.data.copy_(torch.eye(4))
+    query, gates = torch.full((1, 1, 4), 30.0), torch.tensor([[1.0, 0.0]], requires_grad=True)
+    source = torch.stack([torch.full((4,), -30.0), torch.full((4,), 30.0)])[None]
+    mask = torch.ones(1, 1, 1, 2, dtype=torch.bool)
+    found = attention.through(query, *attention.remember(source), gates, mask)
+    found.sum().backward()
+    assert torch.isfinite(found).all()
+    assert torch.isfinite(gates.grad).all()
+
+
 @torch.no_grad()
 def test_gated_attention_stands_above_the_cross_attention():
     """Its queries are what the cross attention gives."""
