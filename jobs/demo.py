@@ -14,7 +14,7 @@ from attune.jobs.tables import shown, table
 if TYPE_CHECKING:
     from attune.platform.store import Run
 
-PLAN = ("transformer", "multi-trs", "emoprepend-1", "moel", "mime", "empdg")
+PLAN = ("transformer", "multi-trs", "emoprepend-1", "moel", "mime", "empdg", "emotion-cause-soft")
 """One variant of each system, in the order of the README's table."""
 PRESET = "small"
 MAX_EPOCHS = 3

@@ -14,6 +14,8 @@ VARIANTS: dict[str, str] = {
     "moel": "attune.models.moel:Moel",
     "mime": "attune.models.mime:Mime",
     "empdg": "attune.models.empdg:Empdg",
+    "emotion-cause-soft": "attune.models.emotion_cause:EmotionCause",
+    "emotion-cause-hard": "attune.models.emotion_cause:HardEmotionCause",
     "dummy": "attune.models.dummy:Dummy",
 }
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""

@@ -70,6 +70,8 @@ class Needs:
     """`<sep>` behind each utterance of the context."""
     columns: tuple[str, ...] = ("context", "context_roles", "response", "emotion")
     """The tensors it reads from a batch; `emotion_words` brings the others' with it."""
+    intensity: bool = False
+    """How strongly words are felt (`Facts.intensity`)."""
     streams: tuple[str, ...] = (PAIRED,)
 
 
@@ -87,6 +89,9 @@ class Facts:
     """(num_tokens, any dimension), to begin with."""
     emotion_words: Tensor | None = None
     """(num_tokens,) which tokens are emotion words, where a variant reads `emotion_words`."""
+    intensity: Tensor | None = None
+    """(num_tokens,) |valence - 1/2| + arousal of each token, 0 where a lexicon has none; where a
+    variant needs it."""
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
     """Pretrained encoders, by the name a variant asks for them with."""
 
@@ -160,6 +165,11 @@ class Variant(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.facts = facts
+
+    @classmethod
+    def needs_with(cls, config: Any) -> Needs:  # noqa: ARG003
+        """What it needs with these settings: an ablation may need less, or something else."""
+        return cls.needs
 
     @abstractmethod
     def stages(self) -> list[Stage]:

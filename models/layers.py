@@ -198,12 +198,12 @@ class DecoderLayer(nn.Module):
         self.before_feed_forward = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def remember(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source."""
+    def remember(self, source: Tensor, gates: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Keys and values of the source; a layer that heeds gates (B, S) keeps these too."""
         return self.cross_attention.remember(source)
 
     def forward(
-        self, hidden: Tensor, source: tuple[Tensor, Tensor], mask: Tensor,
+        self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor,
         past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
         """(B, T, D) -> the same and the keys and values so far.
@@ -211,12 +211,11 @@ class DecoderLayer(nn.Module):
         Without a past all T positions are new and see only what is before them; with one, T is 1.
         """
         hidden, now = self._after_self(hidden, past)
-        looked = self.cross_attention.attend(self.before_cross(hidden), *source, mask)
-        hidden = hidden + self.dropout(looked)
+        hidden = self._after_source(hidden, source, mask)
         hidden = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
         return hidden, now
 
-    def looks(self, hidden: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+    def looks(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         """(B, T, S) how much each position looks at each place of the source."""
         hidden, _ = self._after_self(hidden, None)
         return self.cross_attention.looks(self.before_cross(hidden), source[0], mask)
@@ -231,6 +230,12 @@ class DecoderLayer(nn.Module):
         looked = self.self_attention.attend(normed, keys, values, causal=past is None)
         return hidden + self.dropout(looked), (keys, values)
 
+    def _after_source(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+        keys, values = source[:2]
+        looked = self.cross_attention.attend(self.before_cross(hidden), keys, values, mask)
+        attended: Tensor = hidden + self.dropout(looked)
+        return attended
+
 
 class Decoder(nn.Module):
     """A stack of decoder layers that decodes all positions at once, or one after another."""
@@ -244,9 +249,9 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
 
-    def begin(self, source: Tensor, mask: Tensor) -> dict[str, Any]:
+    def begin(self, source: Tensor, mask: Tensor, gates: Tensor | None = None) -> dict[str, Any]:
         """The state before the first token: the source's keys and values, computed once."""
-        layers = [list(layer.remember(source)) for layer in self._layers()]
+        layers = [list(layer.remember(source, gates)) for layer in self._layers()]
         return {"source": layers, "mask": mask, "past": [None] * len(layers), "length": 0}
 
     def step(self, embedded: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -259,11 +264,13 @@ class Decoder(nn.Module):
         new = {**state, "past": past, "length": state["length"] + 1}
         return self.norm(hidden[:, -1]), new
 
-    def forward(self, embedded: Tensor, source: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, embedded: Tensor, source: Tensor, mask: Tensor, gates: Tensor | None = None
+    ) -> Tensor:
         """(B, T, D) all positions at once, for training."""
         hidden = embedded
         for layer in self._layers():
-            hidden, _ = layer(hidden, layer.remember(source), mask)
+            hidden, _ = layer(hidden, layer.remember(source, gates), mask)
         normed: Tensor = self.norm(hidden)
         return normed
 

@@ -10,7 +10,7 @@ where the data-set paper used fastText.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,15 @@ def emotion_loss(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy of the global batch's emotions; samples without one do not count."""
     total = F.cross_entropy(logits, batch["emotion"], ignore_index=-1, reduction="sum")
     return total / batch.samples
+
+
+@torch.no_grad()
+def at_rest(part: nn.Module, *given: Tensor) -> Any:
+    """What a frozen part makes of it: it must not drop anything out while the rest is trained."""
+    trained = part.training
+    made = part.eval()(*given)
+    part.train(trained)
+    return made
 
 
 class MultiTransformer(Transformer):
@@ -162,12 +171,7 @@ class EmoPrepend(Transformer):
 
     def context(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The context behind the word of the predicted emotion."""
-        with torch.no_grad():
-            # The reader is frozen here: it must not drop anything out while the rest is trained.
-            trained = self.reader.training
-            self.reader.eval()
-            emotion = self.reader(batch["context"], batch["context_roles"]).argmax(dim=-1)
-            self.reader.train(trained)
+        logits = at_rest(self.reader, batch["context"], batch["context_roles"])
         context, roles = super().context(batch)
-        word = self.emotion_tokens[emotion][:, None]
+        word = self.emotion_tokens[logits.argmax(dim=-1)][:, None]
         return torch.cat([word, context], dim=1), torch.cat([roles[:, :1], roles], dim=1)

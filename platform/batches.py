@@ -96,6 +96,7 @@ def encode(
     layout: Layout = Layout(),  # noqa: B008
     emotions: Iterable[str] = (),
     emotion_words: Callable[[pl.Series], pl.Series] | None = None,
+    causes: bool = False,
 ) -> dict[str, Ragged | Numbers]:
     """The samples as numbers.
 
@@ -110,11 +111,20 @@ def encode(
 
     emotion_words     <lab> and the context's emotion words; response_emotion_words likewise, and
                       next_turn_emotion_words, or nothing where there is no next turn
+
+    and with `causes`:
+
+    context_causes    parallel to the context: 1 for <cls> and for each token of an utterance that
+                      holds the cause of the emotion, 0 of others, -1 where that is not known
     """
     labels = {emotion: number for number, emotion in enumerate(emotions)}
+    unknown_causes = pl.lit(None, dtype=pl.Boolean).repeat_by(pl.col("context_tokens").list.len())
     utterances = samples.select(
-        pl.int_range(pl.len()).alias("row"), tokens="context_tokens", role="context_roles"
-    ).explode("tokens", "role")
+        pl.int_range(pl.len()).alias("row"),
+        tokens="context_tokens",
+        role="context_roles",
+        cause=pl.coalesce("context_causes", unknown_causes),
+    ).explode("tokens", "role", "cause")
     numbers = utterances.with_columns(
         number=vocabulary.encode(utterances["tokens"]),
         turn=pl.int_range(1, pl.len() + 1).over("row"),
@@ -125,16 +135,17 @@ def encode(
             },
             return_dtype=pl.Int32,
         ),
+        cause=pl.col("cause").cast(pl.Int32).fill_null(-1),
     )
     if layout.separators:
         separator = pl.lit([vocabulary.numbers[SEPARATOR]], dtype=pl.List(pl.Int32))
         numbers = numbers.with_columns(number=pl.col("number").list.concat(separator))
     words = (
-        numbers.select("row", "number", "turn", "role")
+        numbers.select("row", "number", "turn", "role", "cause")
         .filter(pl.col("number").list.len() > 0)
         .explode("number")
         .group_by("row", maintain_order=True)
-        .agg("number", "turn", "role")
+        .agg("number", "turn", "role", "cause")
     )
     words = samples.select(pl.int_range(pl.len()).alias("row")).join(
         words, on="row", how="left", maintain_order="left"
@@ -158,6 +169,8 @@ def encode(
 
     context = vocabulary.numbers[CONTEXT]
     found = {} if emotion_words is None else _felt(samples, vocabulary, emotion_words)
+    if causes:
+        found["context_causes"] = sequence("cause", 1)
     return {
         **found,
         "context": sequence("number", context),

@@ -3,7 +3,7 @@
 model.safetensors       the weights
 model.json              variant, configuration, emotions
 vocabulary.txt          the tokens
-lexicon.json            the emotion words, where the variant reads them
+lexicon.json            the emotion words, where the variant needs them
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import polars as pl
 import torch
 from safetensors.torch import load_file, save_file
 
-from attune.models.base import Facts, Variant
+from attune.models.base import Facts, Needs, Variant
 from attune.platform.batches import Layout, Numbers, Ragged, encode
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
@@ -27,6 +27,7 @@ from attune.platform.text.word_vectors import WordVectors
 
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
 LEXICON = "lexicon.json"
+EMOTION_WORDS, CAUSES = "emotion_words", "context_causes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +41,20 @@ class Model:
     max_context: int | None = None
     """Context tokens that it was taught with, counted from the end."""
     lexicon: Lexicon | None = None
-    """The emotion words it was taught with, where it reads them."""
+    """The emotion words it was taught with, where it needs them."""
 
     def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
         """Samples as the numbers it reads."""
+        needs, find = self.variant.needs_with(self.variant.config), None
+        if self.lexicon is not None and EMOTION_WORDS in needs.columns:
+            find = EmotionWords(self.lexicon).find
         return encode(
             samples,
             self.vocabulary,
             layout=self.layout,
             emotions=self.variant.facts.emotions,
-            emotion_words=None if self.lexicon is None else EmotionWords(self.lexicon).find,
+            emotion_words=find,
+            causes=CAUSES in needs.columns,
         )
 
     @property
@@ -58,19 +63,25 @@ class Model:
         return Layout(separators=self.variant.needs.separators, max_context=self.max_context)
 
 
-def reads_emotion_words(variant: type[Variant]) -> bool:
+def needs_lexicon(needs: Needs) -> bool:
     """Whether a variant needs a lexicon."""
-    return "emotion_words" in variant.needs.columns
+    return EMOTION_WORDS in needs.columns or needs.intensity
 
 
 def facts_of(
     vocabulary: Vocabulary,
     emotions: tuple[str, ...],
+    needs: Needs,
+    *,
     vectors: WordVectors | None = None,
     lexicon: Lexicon | None = None,
 ) -> Facts:
     """What a model must know of its data."""
-    marks = None if lexicon is None else torch.tensor(EmotionWords(lexicon).marks(vocabulary))
+    marks = intensity = None
+    if lexicon is not None and EMOTION_WORDS in needs.columns:
+        marks = torch.tensor(EmotionWords(lexicon).marks(vocabulary))
+    if lexicon is not None and needs.intensity:
+        intensity = torch.tensor([lexicon.intensity(token) for token in vocabulary.tokens])
     return Facts(
         num_tokens=len(vocabulary),
         specials={token: vocabulary.numbers[token] for token in SPECIALS},
@@ -78,6 +89,7 @@ def facts_of(
         emotion_tokens=tuple(vocabulary.number(emotion) for emotion in emotions),
         word_vectors=None if vectors is None else torch.from_numpy(vectors.matrix),
         emotion_words=marks,
+        intensity=intensity,
     )
 
 
@@ -96,7 +108,10 @@ def build(
     variant, _ = find_variant(name)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        built = variant(config, facts_of(vocabulary, emotions, vectors, lexicon))
+        needs = variant.needs_with(config)
+        built = variant(
+            config, facts_of(vocabulary, emotions, needs, vectors=vectors, lexicon=lexicon)
+        )
     return Model(
         name=name, variant=built, vocabulary=vocabulary, max_context=max_context, lexicon=lexicon
     )
@@ -130,8 +145,9 @@ def load(folder: Path) -> Model:
     vocabulary = Vocabulary.load(folder / VOCABULARY)
     variant, _ = find_variant(description["variant"])
     config = with_changes(variant.Config(), description["config"])
-    lexicon = Lexicon.load(folder / LEXICON) if reads_emotion_words(variant) else None
-    facts = facts_of(vocabulary, tuple(description["emotions"]), lexicon=lexicon)
+    needs = variant.needs_with(config)
+    lexicon = Lexicon.load(folder / LEXICON) if needs_lexicon(needs) else None
+    facts = facts_of(vocabulary, tuple(description["emotions"]), needs, lexicon=lexicon)
     dimension = description["word_vector_dimension"]
     if dimension is not None:  # only the shape: the weights hold what became of the vectors
         blank = torch.zeros(len(vocabulary), dimension)

@@ -38,7 +38,7 @@ def encoded(vocabulary):
     find = EmotionWords(bundled.lexicon()).find
 
     def numbers(samples):
-        return encode(samples, vocabulary, emotions=EMOTIONS, emotion_words=find)
+        return encode(samples, vocabulary, emotions=EMOTIONS, emotion_words=find, causes=True)
 
     return numbers
 

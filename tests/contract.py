@@ -43,7 +43,8 @@ def rows_of(batch: Batch, rows) -> Batch:
         if part.dim() > 1:
             part = part[:, : max(int((part != 0).sum(dim=1).max()), 0)]
         tensors[name] = part
-    tensors["context_turns"] = batch["context_turns"][rows][:, : tensors["context"].shape[1]]
+    for name in ("context_turns", "context_causes"):  # 0 is not padding alone there
+        tensors[name] = batch[name][rows][:, : tensors["context"].shape[1]]
     tokens = float((tensors["response"] != 0).sum())
     return Batch(tensors=tensors, samples=float(len(rows)), tokens=tokens)
 

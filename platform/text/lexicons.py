@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attune.platform.errors import DataError, UsageError
@@ -20,6 +20,13 @@ class Lexicon:
     def __contains__(self, word: str) -> bool:
         return word in self.words
 
+    def intensity(self, word: str) -> float:
+        """How strongly a word is felt: |valence - 1/2| + arousal; 0 where neither is known."""
+        if word not in self.valence_arousal:
+            return 0.0
+        valence, arousal = self.valence_arousal[word]
+        return abs(valence - 0.5) + arousal
+
     def save(self, path: Path) -> None:
         """Write it as our own JSON, which `load` reads back; sorted, so always the same bytes."""
         content = {
@@ -36,18 +43,23 @@ class Lexicon:
         them, or a word a line; all words in it count, as in EmpDG, whatever their marks. Valence
         and arousal: NRC-VAD (`word<tab>valence<tab>arousal<tab>dominance`, with or without header).
         """
-        for path in (words, valence_arousal):
-            if path is not None and not path.is_file():
-                raise UsageError(f"no such lexicon file: '{path}'")
-        content = _loaded(words)
+        content = _loaded(_existing(words))
         if isinstance(content, dict):
             pairs = {w: (float(v), float(a)) for w, (v, a) in content["valence_arousal"].items()}
             lexicon = cls(words=frozenset(content["words"]), valence_arousal=pairs)
         else:
             lexicon = cls(words=content)
-        if valence_arousal is None:
-            return lexicon
-        return cls(words=lexicon.words, valence_arousal=_valence_arousal(valence_arousal))
+        return lexicon if valence_arousal is None else lexicon.valued(valence_arousal)
+
+    def valued(self, path: Path) -> "Lexicon":
+        """The same words with NRC-VAD's valence and arousal."""
+        return replace(self, valence_arousal=_valence_arousal(_existing(path)))
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError(f"no such lexicon file: '{path}'")
+    return path
 
 
 def _loaded(path: Path) -> frozenset[str] | dict[str, dict[str, tuple[float, float]]]:

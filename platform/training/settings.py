@@ -67,6 +67,9 @@ class TrainingConfig:
     lexicon: str | None = None
     """A file of emotion words (NRC's, or a word a line) for variants that read them; without, the
     data's own, else the small one of the bundled corpus."""
+    valence_arousal: str | None = None
+    """A file of NRC-VAD (word, valence, arousal, dominance) for variants that read how strongly
+    words are felt; without, what the lexicon has."""
 
 
 SEARCH_SPACES: Mapping[str, Mapping[str, Choice | Between]] = {

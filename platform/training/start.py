@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 from safetensors.torch import load_file
 
-from attune.models.base import FOLLOWED, PAIRED, Variant
+from attune.models.base import FOLLOWED, PAIRED, Needs, Variant
 from attune.platform import runs, store
 from attune.platform.batches import Columns, followed
 from attune.platform.corpora import bundled
@@ -57,9 +57,12 @@ def new_run(
         raise UsageError(f"word_vectors={training.word_vectors}: there is no such file")
     folder = find_data(data)
     manifest = read_manifest(folder)
+    needs = find_variant(variant)[0].needs_with(config)
+    if runs.CAUSES in needs.columns:
+        _check_causes(folder, variant)
     lexicon, notice = None, ""
-    if runs.reads_emotion_words(find_variant(variant)[0]):
-        lexicon, notice = _lexicon(training.lexicon, folder)
+    if runs.needs_lexicon(needs):
+        lexicon, notice = _lexicon(training, needs, folder)
     data_name = data if data == "bundled" else folder.name
     name = name or store.new_name(variant, data_name)
     store.check_name(name)
@@ -106,8 +109,31 @@ def new_run(
     return run
 
 
-def _lexicon(path: str | None, folder: Path) -> tuple[Lexicon, str]:
+def _check_causes(folder: Path, variant: str) -> None:
+    """Marks of causes are made by an annotator: better to hear of it now than from a worker."""
+    for split in ("train", "valid"):
+        if not read_samples(folder, split)["context_causes"].explode().count():
+            raise DataError(
+                f"{folder}: no utterance in {split} is marked as a cause or not, which '{variant}' "
+                f"learns from: mark them with 'attune annotate cause --data {folder}'"
+            )
+
+
+def _lexicon(training: TrainingConfig, needs: Needs, folder: Path) -> tuple[Lexicon, str]:
     """The emotion words a run reads, and what to say where they are not the data's own."""
+    lexicon, notice = _words(training.lexicon, folder)
+    if not needs.intensity:
+        return lexicon, notice
+    if training.valence_arousal is not None:
+        return lexicon.valued(Path(training.valence_arousal)), ""
+    ask = "name NRC-VAD with --set valence_arousal=FILE"
+    if not lexicon.valence_arousal:
+        raise UsageError(f"lexicon={training.lexicon} has no valence and arousal: {ask}")
+    few = f"only {len(lexicon.valence_arousal)} words have valence and arousal: {ask}"
+    return lexicon, few if notice else ""
+
+
+def _words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
     if path is not None:
         return Lexicon.load(Path(path)), ""
     if (folder / LEXICON).is_file():
@@ -178,10 +204,11 @@ def model_of(run: Run) -> runs.Model:
         if training.word_vectors
         else None
     )
-    reads = runs.reads_emotion_words(variant)
+    config = with_changes(variant.Config(), run.config)
+    reads = runs.needs_lexicon(variant.needs_with(config))
     model = runs.build(
         run.variant,
-        with_changes(variant.Config(), run.config),
+        config,
         vocabulary,
         EMOTIONS,
         vectors=vectors,

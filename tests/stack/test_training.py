@@ -409,3 +409,33 @@ def test_without_answers_there_is_nothing_for_critics(tmp_path):
     assert "bundled corpus" in run.notice
     with pytest.raises(DataError, match="none in valid, is answered by the speaker"):
         start.data_of(run, start.model_of(run))
+
+
+# Emotion cause's stages have 3 and 9 of 12 steps: the reasoner learns in both, with gates drawn.
+DRAWN = {**NOISY, "checkpoint_every": 2}
+
+
+@pytest.mark.parametrize("killed_at", [3, 7])
+def test_a_part_that_learns_in_two_stages_goes_on_as_if_uninterrupted(
+    begin, monkeypatch, killed_at
+):
+    whole = begin("emotion-cause-hard", "whole", max_steps=12, **DRAWN)
+    assert go(whole)
+    run = begin("emotion-cause-hard", "broken", max_steps=12, **DRAWN)
+    with monkeypatch.context() as patched:
+        kill_at(patched, killed_at)
+        with pytest.raises(Killed):
+            go(run)
+    assert go(run)
+    assert_same(run, whole)
+    told = {name for _, metrics in logged(run) for name in metrics if metrics.get("stage") == 1}
+    assert told >= {"nll", "emotion", "cause", "cause_accuracy"}
+
+
+@pytest.mark.parametrize("multitask", [True, False])
+def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multitask):
+    run = begin("emotion-cause-soft", "rests", max_steps=6, multitask=multitask)
+    assert go(run)
+    last = runs.load(run.model).variant.reasoner.state_dict()
+    best = runs.load(run.folder / "best-reasoner").variant.reasoner.state_dict()
+    assert all(torch.equal(last[name], best[name]) for name in last) == (not multitask)
