@@ -16,13 +16,17 @@ from attune.platform import runs
 from attune.platform.training.loop import total_loss, trainable_only
 
 
+BEGUN = Progress(step=1, share=0.1)
+"""Not the very first step, at which what comes in gradually does not count yet."""
+
+
 def stage_losses(variant: Variant, batch: Batch):
     """Each update of each stage, with its loss terms."""
     for stage in variant.stages():
         for update in stage.updates:
             with trainable_only(variant, stage.players[update.player]):
                 method = getattr(variant, update.losses)
-                yield stage, update, method(streams(stage, batch), Progress(step=1, share=0.1))
+                yield stage, update, method(streams(stage, batch), BEGUN)
 
 
 def streams(stage: Stage, batch: Batch):
@@ -88,7 +92,7 @@ def check_each_player_moves_itself_and_nobody_else(variant, batch):
             before = {name: p.detach().clone() for name, p in variant.named_parameters()}
             optimizer = torch.optim.SGD(mine, lr=0.1)
             with trainable_only(variant, parts):
-                losses = getattr(variant, update.losses)(streams(stage, batch), Progress())
+                losses = getattr(variant, update.losses)(streams(stage, batch), BEGUN)
                 variant.zero_grad()
                 total_loss(update, losses).backward()
                 for name, p in variant.named_parameters():

@@ -73,7 +73,7 @@ def test_imports_go_one_way():
 
 
 def test_models_import_only_torch():
-    allowed = {"torch", "attune", "math", "dataclasses", "collections", "typing", "functools"}
+    allowed = {"torch", "attune", "math", "dataclasses", "collections", "typing", "functools", "json"}
     allowed |= {"abc", "importlib"}  # VARIANTS are loaded on demand
     for path in (ROOT / "models").rglob("*.py"):
         imported = set(re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
