@@ -14,6 +14,7 @@ VARIANTS: dict[str, str] = {
     "moel": "attune.models.moel:Moel",
     "mime": "attune.models.mime:Mime",
     "empdg": "attune.models.empdg:Empdg",
+    "cause-annotator": "attune.models.cause_annotator:CauseAnnotator",
     "dummy": "attune.models.dummy:Dummy",
 }
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""

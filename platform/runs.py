@@ -4,10 +4,12 @@ model.safetensors       the weights
 model.json              variant, configuration, emotions
 vocabulary.txt          the tokens
 lexicon.json            the emotion words, where the variant reads them
+encoder/                the pretrained encoder's shape and tokenizer, where the variant has one
 """
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,21 @@ from typing import Any
 import polars as pl
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from attune.models.base import Facts, Variant
-from attune.platform.batches import Layout, Numbers, Ragged, encode
+from attune.platform.batches import Layout, Numbers, Ragged, encode, read_by
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
+from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords
+from attune.platform.text.encoders import TextEncoder
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 from attune.platform.text.word_vectors import WordVectors
 
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
-LEXICON = "lexicon.json"
+LEXICON, ENCODER = "lexicon.json", "encoder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +46,21 @@ class Model:
     """Context tokens that it was taught with, counted from the end."""
     lexicon: Lexicon | None = None
     """The emotion words it was taught with, where it reads them."""
+    encoder: TextEncoder | None = None
+    """The pretrained encoder it reads contexts with, where it does."""
 
     def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
         """Samples as the numbers it reads."""
-        return encode(
+        needs = self.variant.needs
+        found = encode(
             samples,
             self.vocabulary,
             layout=self.layout,
-            emotions=self.variant.facts.emotions,
+            # Who is not told an emotion's number may be given any emotion's word.
+            emotions=self.variant.facts.emotions if "emotion" in needs.columns else (),
             emotion_words=None if self.lexicon is None else EmotionWords(self.lexicon).find,
         )
+        return found if self.encoder is None else {**found, **read_by(self.encoder, samples)}
 
     @property
     def layout(self) -> Layout:
@@ -68,6 +78,7 @@ def facts_of(
     emotions: tuple[str, ...],
     vectors: WordVectors | None = None,
     lexicon: Lexicon | None = None,
+    pretrained: Mapping[str, nn.Module] | None = None,
 ) -> Facts:
     """What a model must know of its data."""
     marks = None if lexicon is None else torch.tensor(EmotionWords(lexicon).marks(vocabulary))
@@ -78,6 +89,7 @@ def facts_of(
         emotion_tokens=tuple(vocabulary.number(emotion) for emotion in emotions),
         word_vectors=None if vectors is None else torch.from_numpy(vectors.matrix),
         emotion_words=marks,
+        encoders=pretrained or {},
     )
 
 
@@ -94,12 +106,25 @@ def build(
 ) -> Model:
     """A new model; the seed decides its first weights and leaves torch's own state as it was."""
     variant, _ = find_variant(name)
+    setting = variant.needs.encoder
+    encoder = None if setting is None else encoders.load(getattr(config, setting))
+    facts = facts_of(vocabulary, emotions, vectors, lexicon, _handed(setting, encoder))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        built = variant(config, facts_of(vocabulary, emotions, vectors, lexicon))
+        built = variant(config, facts)
     return Model(
-        name=name, variant=built, vocabulary=vocabulary, max_context=max_context, lexicon=lexicon
+        name=name,
+        variant=built,
+        vocabulary=vocabulary,
+        max_context=max_context,
+        lexicon=lexicon,
+        encoder=encoder,
     )
+
+
+def _handed(setting: str | None, encoder: TextEncoder | None) -> dict[str, nn.Module]:
+    """An encoder under the name by which a variant asks for it."""
+    return {} if setting is None or encoder is None else {setting: encoder.module}
 
 
 def save(model: Model, folder: Path) -> None:
@@ -118,6 +143,8 @@ def save(model: Model, folder: Path) -> None:
     model.vocabulary.save(folder / VOCABULARY)
     if model.lexicon is not None:
         model.lexicon.save(folder / LEXICON)
+    if model.encoder is not None:
+        model.encoder.save(folder / ENCODER)
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
@@ -131,7 +158,16 @@ def load(folder: Path) -> Model:
     variant, _ = find_variant(description["variant"])
     config = with_changes(variant.Config(), description["config"])
     lexicon = Lexicon.load(folder / LEXICON) if reads_emotion_words(variant) else None
-    facts = facts_of(vocabulary, tuple(description["emotions"]), lexicon=lexicon)
+    setting = variant.needs.encoder
+    encoder = None
+    if setting is not None:
+        encoder = encoders.restore(getattr(config, setting), folder / ENCODER)
+    facts = facts_of(
+        vocabulary,
+        tuple(description["emotions"]),
+        lexicon=lexicon,
+        pretrained=_handed(setting, encoder),
+    )
     dimension = description["word_vector_dimension"]
     if dimension is not None:  # only the shape: the weights hold what became of the vectors
         blank = torch.zeros(len(vocabulary), dimension)
@@ -149,6 +185,7 @@ def load(folder: Path) -> Model:
         vocabulary=vocabulary,
         max_context=description["max_context"],
         lexicon=lexicon,
+        encoder=encoder,
     )
 
 

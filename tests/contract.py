@@ -10,7 +10,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from attune.models.base import FOLLOWED, Batch, DialogueVariant, Progress, Stage, Variant
+from attune.models.base import (
+    FOLLOWED,
+    Annotator,
+    Batch,
+    DialogueVariant,
+    Progress,
+    Stage,
+    Variant,
+)
 from attune.models.decoding import Decoding, decode
 from attune.platform import runs
 from attune.platform.training.loop import total_loss, trainable_only
@@ -140,6 +148,8 @@ def outputs(variant, batch):
     found = list(variant.predict(batch).values())
     if isinstance(variant, DialogueVariant):
         found.append(variant.log_likelihood(batch))
+    if isinstance(variant, Annotator):
+        found.append(variant.marks(batch))
     return found
 
 

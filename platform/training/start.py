@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 from safetensors.torch import load_file
 
-from attune.models.base import FOLLOWED, PAIRED, Variant
+from attune.models.base import FOLLOWED, PAIRED, Annotator, Variant
 from attune.platform import runs, store
 from attune.platform.batches import Columns, followed
 from attune.platform.corpora import bundled
@@ -22,11 +22,13 @@ from attune.platform.corpora.prepare import (
     TOKENS,
     find_data,
     read_manifest,
+    read_marked,
     read_samples,
 )
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
 from attune.platform.store import Run
+from attune.platform.text.encoders import locate
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
@@ -57,6 +59,7 @@ def new_run(
         raise UsageError(f"word_vectors={training.word_vectors}: there is no such file")
     folder = find_data(data)
     manifest = read_manifest(folder)
+    _check_reading(find_variant(variant)[0], config, folder)
     lexicon, notice = None, ""
     if runs.reads_emotion_words(find_variant(variant)[0]):
         lexicon, notice = _lexicon(training.lexicon, folder)
@@ -104,6 +107,14 @@ def new_run(
         lexicon.save(run.folder / runs.LEXICON)
     run.write()
     return run
+
+
+def _check_reading(variant: type[Variant], config: Any, folder: Path) -> None:
+    """Whether the encoder that a variant reads with is there, and the marks that it learns from."""
+    if variant.needs.encoder is not None:
+        locate(getattr(config, variant.needs.encoder))
+    if issubclass(variant, Annotator):
+        read_marked(folder, "train")
 
 
 def _lexicon(path: str | None, folder: Path) -> tuple[Lexicon, str]:
@@ -213,8 +224,9 @@ def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
             f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
             f"{run.data['hash'][:12]}): prepare it as it was, or begin a new run"
         )
-    valid = model.columns(read_samples(folder, "valid"))
-    paired = model.columns(read_samples(folder, "train"))
+    read = read_marked if isinstance(model.variant, Annotator) else read_samples
+    valid = model.columns(read(folder, "valid"))
+    paired = model.columns(read(folder, "train"))
     streams: dict[str, Columns] = {PAIRED: paired}
     for name in model.variant.needs.streams:
         if name == FOLLOWED:
