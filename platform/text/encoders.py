@@ -118,8 +118,7 @@ def restore(name: str, folder: Path) -> TextEncoder:
     """What `TextEncoder.save` wrote: an encoder whose weights are still to be loaded."""
     from transformers import AutoConfig, AutoModel
 
-    models: Any = AutoModel  # not typed
-    return _encoder(name, folder, models.from_config(_read(AutoConfig, folder)))
+    return _encoder(name, folder, AutoModel.from_config(_read(AutoConfig, folder)))
 
 
 def _encoder(name: str, folder: Path, network: Any) -> TextEncoder:

@@ -70,6 +70,19 @@ def test_each_felt_utterance_is_a_sample(tmp_path):
     assert samples["response"].null_count() == 3
 
 
+def test_an_annotator_learns_from_felt_utterances(tmp_path, monkeypatch, tiny_encoder):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
+    source = reccon(tmp_path / "raw", train=[DIALOGUE], valid=[DIALOGUE[:3]])
+    prepare(source, tmp_path / "data")
+    changes = {"encoder": str(tiny_encoder)}
+    data = str(tmp_path / "data")
+    run = start.new_run("cause-annotator", data=data, preset="tiny", changes=changes)
+    streams, valid = start.data_of(run, start.model_of(run))
+    assert streams["paired"]["turn_roles"].lengths.tolist() == [1, 2, 4]
+    assert streams["paired"]["causes"].values.tolist() == [2, 1, 2, 1, 2, 2, 1]
+    assert valid["turn_roles"].lengths.tolist() == [1, 2]
+
+
 def test_data_without_felt_utterances_give_their_marked_samples(prepared, tmp_path):
     assert "felt_train" not in read_manifest(prepared)["splits"]
     assert read_marked(prepared, "test").equals(read_samples(prepared, "test"))
