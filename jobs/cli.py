@@ -14,6 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from attune.jobs import (
+    annotate,
     data,
     demo,
     doctor,
@@ -53,6 +54,7 @@ app.command()(respond.respond)
 app.command()(evaluate.evaluate)
 app.command()(ui.ui)
 app.add_typer(show.app, name="show")
+app.add_typer(annotate.app, name="annotate")
 
 
 def _version(wanted: bool) -> None:

@@ -56,10 +56,10 @@ def prepare_command(
 ) -> None:
     """Turn raw conversations into samples: one per listener turn, with the context so far.
 
-    Reads EmpatheticDialogues (`ed`), EDOS (`edos`), RECCON (`reccon`), MELD (`meld`) and anybody's
-    own dialogues (`dialogues`: JSON lines, CSV or Parquet; docs/data.md shows the form). The same
-    input gives the same bytes. Rows that cannot be used are set aside in DIR/rejects.jsonl, each
-    with its file, row and reason.
+    Reads EmpatheticDialogues (`ed`), EDOS (`edos`), RECCON (`reccon`), MELD (`meld`), cause marks
+    of EmpatheticDialogues (`ed-causes`) and anybody's own dialogues (`dialogues`: JSON lines, CSV
+    or Parquet; docs/data.md shows the form). The same input gives the same bytes. Rows that cannot
+    be used are set aside in DIR/rejects.jsonl, each with its file, row and reason.
 
     Examples:
 

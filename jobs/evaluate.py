@@ -1,4 +1,7 @@
-"""`attune evaluate`: how good are a run's answers to a whole split, or anybody's in a file?"""
+"""`attune evaluate`: how good are a run's answers to a whole split, or anybody's in a file?
+
+Of an annotator: how good are its marks?
+"""
 
 import hashlib
 import json
@@ -16,12 +19,15 @@ from attune.jobs.tables import shown, table
 from attune.platform.errors import UsageError, unknown
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from attune.models.decoding import Decoding
     from attune.models.published import Figure
+    from attune.platform.evaluation.bertscore import BertScore
     from attune.platform.evaluation.evaluate import Evaluation
     from attune.platform.store import Run
 
-TEST, OWN_PROFILE = "test", "attune"
+TEST, OWN_PROFILE, MARKS = "test", "attune", "marks"
 PUBLISHED_ON = "ed"
 """The data that papers print figures of."""
 
@@ -64,6 +70,15 @@ def evaluate(
             "listener turn.",
         ),
     ] = OWN_PROFILE,
+    bertscore: Annotated[
+        str | None,
+        typer.Option(
+            metavar="minilm|DIR[:LAYER]",
+            help="Also BERTScore, with MiniLM or the encoder in a folder, and its last layer or "
+            "the one that is named.",
+        ),
+    ] = None,
+    threshold: options.Threshold = None,
     as_json: Json = False,
 ) -> None:
     """Answer a whole split with a run and measure it, or measure answers that a file holds.
@@ -72,7 +87,11 @@ def evaluate(
     shown as `-`. The answers are kept as Parquet in the run's folder, and the metrics beside the
     run's own in the tracking store. Such a file can be given to --answers again, and so can
     anybody's: its columns `log_likelihood`, `emotion` and `predicted_emotion`, if there, give
-    perplexity and accuracy too.
+    perplexity and accuracy too. BERTScore is rescaled by random pairs of the data's train
+    responses; for a file --data says which.
+
+    A run of an annotator marks the causes of a split instead, and is measured where the data say
+    what they are.
 
     Examples:
 
@@ -80,29 +99,42 @@ def evaluate(
     - `attune evaluate mine --split valid --decode beam --set beams=10`
     - `attune evaluate mine --data data/ed --decode topk --set top_k=5 --set seed=1`
     - `attune evaluate empdg@latest --profile empdg`
+    - `attune evaluate mine --bertscore minilm`
     - `attune evaluate --answers theirs.jsonl --json`
+    - `attune evaluate cause-annotator@latest --data data/reccon --threshold 0.4`
     """
     if (name is None) == (answers is None):
         raise UsageError("give either a RUN or --answers FILE, and not both")
-    run, published = None, {}
-    if name is not None:
-        run = options.trained_run(name)
+    run = None if name is None else options.trained_run(name)
+    published, special, metric = {}, _named(profile), _metric(bertscore)
+    if run is not None and marks_causes(run):
+        answering = {
+            "--decode": decode, "--set": settings, "--control": control,
+            "--profile": profile != OWN_PROFILE, "--bertscore": bertscore,
+        }  # fmt: skip
+        if useless := [option for option, value in answering.items() if value]:
+            raise UsageError(f"{useless[0]} is for runs that answer: '{run.name}' marks causes")
+        result = of_annotator(run, data, split or TEST, threshold)
+    elif threshold is not None:
+        raise UsageError("--threshold is for runs of an annotator")
+    elif run is not None:
         decoding = options.decoding(decode, options.changes(settings))
         controls = options.controls(control, [run])
-        result = of_run(run, data, split or TEST, decoding, controls, profile)
+        special |= controls
+        result = of_run(run, data, split or TEST, decoding, controls, profile, metric)
         published = _published(run, data, result)
     else:
         assert answers is not None
         given = {
-            "--data": data, "--split": split, "--decode": decode, "--set": settings,
-            "--control": control, "--profile": profile != OWN_PROFILE,
+            "--data": data and not bertscore, "--split": split, "--decode": decode,
+            "--set": settings, "--control": control, "--profile": profile != OWN_PROFILE,
         }  # fmt: skip
         if useless := [option for option, value in given.items() if value]:
             raise UsageError(f"{useless[0]} is for a RUN: the answers in a file are made already")
-        result = _of_file(answers)
+        result = _of_file(answers, metric, data)
     _show(console(as_json), result, published)
     if run is not None:
-        log(run, result, {**(controls or {}), **_named(profile)})
+        log(run, result, special)
     if as_json:
         print_json(result)
 
@@ -114,13 +146,73 @@ def of_run(
     decoding: "Decoding",
     controls: Mapping[str, str] | None = None,
     profile: str = OWN_PROFILE,
+    metric: "BertScore | None" = None,
 ) -> dict[str, Any]:
     """What the command's JSON says, with the answers kept in the run's folder."""
     import polars as pl
 
+    from attune.platform.evaluation import answers
+
+    folder, others = _data(run, data, split)
+    evaluation = _evaluated(run, folder, split, decoding, controls, profile)
+    special = {**(controls or {}), **_named(profile), **others}
+    path = run.folder / "answers" / _file_name(split, decoding, special)
+    # `answer` holds tokens already: under this name they are scored as they stand.
+    table = evaluation.answers.with_columns(answer_tokens=pl.col("answer"))
+    answers.write(table, path)
+    more, definition = _bertscore(metric, table, folder)
+    return {
+        "run_id": run.run_id,
+        "split": split,
+        "decode": decoding.method,
+        "answers": str(path),
+        "signature": f"profile:{profile} {evaluation.signature}{definition}",
+        "metrics": evaluation.metrics | more,
+    }
+
+
+def marks_causes(run: "Run") -> bool:
+    """Whether a run is an annotator's."""
+    from attune.models.base import Annotator
+    from attune.platform.settings import find_variant
+
+    return issubclass(find_variant(run.variant)[0], Annotator)
+
+
+def of_annotator(
+    run: "Run", data: str | None, split: str, threshold: float | None
+) -> dict[str, Any]:
+    """The same of an annotator's marks."""
+    from attune.platform import runs
+    from attune.platform.annotating import THRESHOLD
+    from attune.platform.corpora.prepare import read_marked
+    from attune.platform.evaluation import answers, causes
+
+    folder, others = _data(run, data, split)
+    samples = read_marked(folder, split)
+    threshold = THRESHOLD if threshold is None else threshold
+    with progress("samples") as bar:
+        task = bar.add_task(f"{run.name} on {split}", total=samples.height)
+        evaluation = causes.evaluate(
+            runs.load(run.model), samples, threshold, lambda done: bar.advance(task, done)
+        )
+    ending = "".join(f"-{value[:8]}" for value in others.values())
+    path = run.folder / "answers" / f"{split}-{MARKS}{ending}.parquet"
+    answers.write(evaluation.answers, path)
+    return {
+        "run_id": run.run_id,
+        "split": split,
+        "decode": None,
+        "answers": str(path),
+        "signature": evaluation.signature,
+        "metrics": evaluation.metrics,
+    }
+
+
+def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str]]:
+    """The folder to be evaluated on, and its hash where it is not what the run learned from."""
     from attune.platform.corpora.conversations import SPLITS
     from attune.platform.corpora.prepare import find_data, read_manifest
-    from attune.platform.evaluation import answers
 
     if split not in SPLITS:
         raise UsageError(unknown("split", split, SPLITS))
@@ -129,21 +221,37 @@ def of_run(
     is_own = data_hash == run.data["hash"]
     if data is None and not is_own:
         console(True).print(f"note: {folder} has changed since the run learned from it")
-    evaluation = _evaluated(run, folder, split, decoding, controls, profile)
-    special = {**(controls or {}), **_named(profile)}
-    if not is_own:
-        special["data"] = data_hash
-    path = run.folder / "answers" / _file_name(split, decoding, special)
-    # `answer` holds tokens already: under this name they are scored as they stand.
-    answers.write(evaluation.answers.with_columns(answer_tokens=pl.col("answer")), path)
-    return {
-        "run_id": run.run_id,
-        "split": split,
-        "decode": decoding.method,
-        "answers": str(path),
-        "signature": f"profile:{profile} {evaluation.signature}",
-        "metrics": evaluation.metrics,
-    }
+    return folder, {} if is_own else {"data": data_hash}
+
+
+def _metric(bertscore: str | None) -> "BertScore | None":
+    """Loaded before the answers are made: an encoder that is not there is told at once."""
+    if bertscore is None:
+        return None
+    from attune.platform.evaluation.bertscore import load
+
+    return load(bertscore)
+
+
+def _bertscore(
+    metric: "BertScore | None", answers: "pl.DataFrame", folder: Path | None
+) -> tuple[dict[str, float | None], str]:
+    """BERTScore where it is asked for, and what to add to the signature."""
+    if metric is None:
+        return {}, ""
+    from attune.platform.evaluation import bertscore
+    from attune.platform.evaluation.answers import tokens
+
+    with progress("pairs") as bar:
+        task = bar.add_task("BERTScore", total=answers.height)
+        found, definition = bertscore.score(
+            metric,
+            tokens(answers, "answer").to_list(),
+            tokens(answers, "response").to_list(),
+            folder,
+            lambda done: bar.advance(task, done),
+        )
+    return found, f" {definition}"
 
 
 def _named(profile: str) -> dict[str, str]:
@@ -192,17 +300,20 @@ def _evaluated(
         )
 
 
-def _of_file(path: Path) -> dict[str, Any]:
+def _of_file(path: Path, metric: "BertScore | None", data: str | None) -> dict[str, Any]:
+    from attune.platform.corpora.prepare import find_data
     from attune.platform.evaluation import answers
 
-    metrics, signature = answers.score(answers.read(path))
+    given = answers.read(path)
+    metrics, signature = answers.score(given)
+    more, definition = _bertscore(metric, given, find_data(data) if data else None)
     return {
         "run_id": None,
         "split": None,
         "decode": None,
         "answers": str(path),
-        "signature": signature,
-        "metrics": metrics,
+        "signature": signature + definition,
+        "metrics": metrics | more,
     }
 
 
@@ -213,7 +324,9 @@ def log(run: "Run", result: dict[str, Any], controls: Mapping[str, str] | None =
     if run.run_id is None:
         return
     answers = Path(result["answers"])
-    decode = "-".join([result["decode"], *(f"{k}-{v}" for k, v in (controls or {}).items())])
+    decode = "-".join(
+        [result["decode"] or MARKS, *(f"{k}-{v}" for k, v in (controls or {}).items())]
+    )
     log_evaluation(run, result["split"], decode, result["metrics"], answers)
 
 

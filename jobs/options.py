@@ -41,6 +41,15 @@ Controls = Annotated[
     ),
 ]
 
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        metavar="P",
+        help="From which probability on an annotator's mark is a cause.",
+        show_default="0.5",
+    ),
+]
+
 _LEAST = {"max_tokens": 1, "beams": 1, "top_k": 1, "block_ngrams": 0}
 
 

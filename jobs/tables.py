@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-_FRACTIONS = ("accuracy", "f1", "distinct", "share")
+_FRACTIONS = ("accuracy", "f1", "distinct", "share", "precision", "recall", "agreement")
 """What a metric's name holds where its value is a fraction, which people read as per cent."""
 
 

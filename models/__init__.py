@@ -16,6 +16,7 @@ VARIANTS: dict[str, str] = {
     "empdg": "attune.models.empdg:Empdg",
     "emotion-cause-soft": "attune.models.emotion_cause:EmotionCause",
     "emotion-cause-hard": "attune.models.emotion_cause:HardEmotionCause",
+    "cause-annotator": "attune.models.cause_annotator:CauseAnnotator",
     "dummy": "attune.models.dummy:Dummy",
 }
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""

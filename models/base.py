@@ -73,6 +73,9 @@ class Needs:
     intensity: bool = False
     """How strongly words are felt (`Facts.intensity`)."""
     streams: tuple[str, ...] = (PAIRED,)
+    encoder: str | None = None
+    """The setting that names the pretrained encoder it reads contexts with: it gets the encoder
+    under this name, and `subwords`, `subword_turns`, `turn_roles` and `causes` in its batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +182,14 @@ class Variant(nn.Module, ABC):
         """Log-probabilities (B, labels) of what the variant predicts, never from the true label:
         `emotion`, and whatever else it classifies."""
         return {}
+
+
+class Annotator(Variant):
+    """A classifier of the utterances of a context: which hold the cause of the emotion?"""
+
+    @abstractmethod
+    def marks(self, batch: Batch) -> Tensor:
+        """(B, U) the probability that an utterance holds the cause; 0 where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

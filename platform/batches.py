@@ -8,9 +8,10 @@ ranks' lengths alike, and learns how many samples and tokens the whole batch has
 """
 
 import functools
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,7 @@ import torch
 from attune.models.base import Batch
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.errors import DataError, unknown
+from attune.platform.text.encoders import TextEncoder
 from attune.platform.text.vocabulary import (
     CONTEXT,
     END,
@@ -48,6 +50,12 @@ class Ragged:
         self.values = values
         self.lengths = lengths
         self.starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
+        """From rows of numbers."""
+        values = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
+        return cls(values, np.array([len(row) for row in rows], dtype=np.int64))
 
     @classmethod
     def from_lists(cls, lists: pl.Series) -> "Ragged":
@@ -180,6 +188,39 @@ def encode(
         "next_turn": spoken("next_turn_tokens"),
         "emotion": _emotion_numbers(samples["emotion"], labels),
         "index": np.arange(samples.height),
+    }
+
+
+def read_by(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+    """The samples as a pretrained encoder reads them, with the emotion given as a word.
+
+    subwords          [CLS] emotion [SEP], then each utterance with [SEP] behind it, from 1 on
+    subword_turns     parallel to it: 1 for the emotion, then 2, 3 ... for each utterance
+    turn_roles        by utterance: 1 for the speaker's, 2 for the listener's
+    causes            by utterance: 1 where it does not hold the cause, 2 where it does, 0 unknown
+
+    What is too long for the encoder loses its oldest subwords; such utterances keep their roles.
+    """
+    texts = pl.concat([samples["context"].explode(), samples["emotion"]]).drop_nulls().unique()
+    numbers = dict(zip(texts, encoder.subwords(texts.to_list()), strict=True))
+    subwords, turns = [], []
+    for context, emotion in samples.select("context", "emotion").iter_rows():
+        front = [encoder.first, *numbers.get(emotion, []), encoder.separator]
+        spoken = [[*numbers[text], encoder.separator] for text in context]
+        room = encoder.longest - len(front)
+        subwords.append(front + list(itertools.chain.from_iterable(spoken))[-room:])
+        of_turn = [turn for turn, part in enumerate(spoken, start=2) for _ in part]
+        turns.append([1] * len(front) + of_turn[-room:])
+    roles = pl.col("context_roles").list.eval(
+        pl.element().replace_strict({SPEAKER: 1, LISTENER: 2}, return_dtype=pl.Int64)
+    )
+    marks = pl.col("context_causes").list.eval((pl.element().cast(pl.Int64) + 1).fill_null(0))
+    unknown_marks = roles.list.eval(pl.element() * 0)
+    return {
+        "subwords": Ragged.from_rows(subwords),
+        "subword_turns": Ragged.from_rows(turns),
+        "turn_roles": Ragged.from_lists(samples.select(roles).to_series()),
+        "causes": Ragged.from_lists(samples.select(marks.fill_null(unknown_marks)).to_series()),
     }
 
 

@@ -4,16 +4,18 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attune.platform import wheel
 from attune.platform.errors import UsageError
 from attune.platform.home import home
 from attune.platform.store import Run
 
+T = TypeVar("T")
+R = TypeVar("R")
 JOB_SERVER = "http://127.0.0.1:8265"
 SHIPPED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
@@ -70,6 +72,24 @@ def fit(run: Run) -> None:
         ),
     )
     trainer.fit()
+
+
+def run_tasks(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+    """What `work` returns for each task, as they are done, each on a core of the cluster."""
+    if not tasks:
+        return
+    connect()
+    import ray
+
+    remote = ray.remote(num_cpus=1)(work)
+    left = [remote.remote(task) for task in tasks]
+    try:
+        while left:
+            [done], left = ray.wait(left)
+            yield ray.get(done)
+    finally:
+        for task in left:
+            ray.cancel(task)
 
 
 def cpus_per_worker(workers: int) -> int:

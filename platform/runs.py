@@ -4,10 +4,12 @@ model.safetensors       the weights
 model.json              variant, configuration, emotions
 vocabulary.txt          the tokens
 lexicon.json            the emotion words, where the variant needs them
+encoder/                the pretrained encoder's shape and tokenizer, where the variant has one
 """
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,21 @@ from typing import Any
 import polars as pl
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from attune.models.base import Facts, Needs, Variant
-from attune.platform.batches import Layout, Numbers, Ragged, encode
+from attune.platform.batches import Layout, Numbers, Ragged, encode, read_by
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
+from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords
+from attune.platform.text.encoders import TextEncoder
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 from attune.platform.text.word_vectors import WordVectors
 
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
-LEXICON = "lexicon.json"
+LEXICON, ENCODER = "lexicon.json", "encoder"
 EMOTION_WORDS, CAUSES = "emotion_words", "context_causes"
 
 
@@ -42,20 +47,24 @@ class Model:
     """Context tokens that it was taught with, counted from the end."""
     lexicon: Lexicon | None = None
     """The emotion words it was taught with, where it needs them."""
+    encoder: TextEncoder | None = None
+    """The pretrained encoder it reads contexts with, where it does."""
 
     def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
         """Samples as the numbers it reads."""
         needs, find = self.variant.needs_with(self.variant.config), None
         if self.lexicon is not None and EMOTION_WORDS in needs.columns:
             find = EmotionWords(self.lexicon).find
-        return encode(
+        found = encode(
             samples,
             self.vocabulary,
             layout=self.layout,
-            emotions=self.variant.facts.emotions,
+            # Who is not told an emotion's number may be given any emotion's word.
+            emotions=self.variant.facts.emotions if "emotion" in needs.columns else (),
             emotion_words=find,
             causes=CAUSES in needs.columns,
         )
+        return found if self.encoder is None else {**found, **read_by(self.encoder, samples)}
 
     @property
     def layout(self) -> Layout:
@@ -75,6 +84,7 @@ def facts_of(
     *,
     vectors: WordVectors | None = None,
     lexicon: Lexicon | None = None,
+    pretrained: Mapping[str, nn.Module] | None = None,
 ) -> Facts:
     """What a model must know of its data."""
     marks = intensity = None
@@ -90,6 +100,7 @@ def facts_of(
         word_vectors=None if vectors is None else torch.from_numpy(vectors.matrix),
         emotion_words=marks,
         intensity=intensity,
+        encoders=pretrained or {},
     )
 
 
@@ -106,15 +117,32 @@ def build(
 ) -> Model:
     """A new model; the seed decides its first weights and leaves torch's own state as it was."""
     variant, _ = find_variant(name)
+    needs = variant.needs_with(config)
+    encoder = None if needs.encoder is None else encoders.load(getattr(config, needs.encoder))
+    facts = facts_of(
+        vocabulary,
+        emotions,
+        needs,
+        vectors=vectors,
+        lexicon=lexicon,
+        pretrained=_handed(needs.encoder, encoder),
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        needs = variant.needs_with(config)
-        built = variant(
-            config, facts_of(vocabulary, emotions, needs, vectors=vectors, lexicon=lexicon)
-        )
+        built = variant(config, facts)
     return Model(
-        name=name, variant=built, vocabulary=vocabulary, max_context=max_context, lexicon=lexicon
+        name=name,
+        variant=built,
+        vocabulary=vocabulary,
+        max_context=max_context,
+        lexicon=lexicon,
+        encoder=encoder,
     )
+
+
+def _handed(setting: str | None, encoder: TextEncoder | None) -> dict[str, nn.Module]:
+    """An encoder under the name by which a variant asks for it."""
+    return {} if setting is None or encoder is None else {setting: encoder.module}
 
 
 def save(model: Model, folder: Path) -> None:
@@ -133,6 +161,8 @@ def save(model: Model, folder: Path) -> None:
     model.vocabulary.save(folder / VOCABULARY)
     if model.lexicon is not None:
         model.lexicon.save(folder / LEXICON)
+    if model.encoder is not None:
+        model.encoder.save(folder / ENCODER)
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
@@ -147,7 +177,16 @@ def load(folder: Path) -> Model:
     config = with_changes(variant.Config(), description["config"])
     needs = variant.needs_with(config)
     lexicon = Lexicon.load(folder / LEXICON) if needs_lexicon(needs) else None
-    facts = facts_of(vocabulary, tuple(description["emotions"]), needs, lexicon=lexicon)
+    encoder = None
+    if needs.encoder is not None:
+        encoder = encoders.restore(getattr(config, needs.encoder), folder / ENCODER)
+    facts = facts_of(
+        vocabulary,
+        tuple(description["emotions"]),
+        needs,
+        lexicon=lexicon,
+        pretrained=_handed(needs.encoder, encoder),
+    )
     dimension = description["word_vector_dimension"]
     if dimension is not None:  # only the shape: the weights hold what became of the vectors
         blank = torch.zeros(len(vocabulary), dimension)
@@ -165,6 +204,7 @@ def load(folder: Path) -> Model:
         vocabulary=vocabulary,
         max_context=description["max_context"],
         lexicon=lexicon,
+        encoder=encoder,
     )
 
 

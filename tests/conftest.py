@@ -7,10 +7,12 @@ import torch
 
 from attune.models.base import Batch
 from attune.platform import runs
-from attune.platform.batches import Ragged, encode
+from attune.platform.batches import Ragged, encode, read_by
 from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import prepare, read_samples
+from attune.platform.settings import find_variant
+from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training import settings
@@ -33,12 +35,40 @@ def vocabulary(prepared):
 
 
 @pytest.fixture(scope="session")
-def encoded(vocabulary):
+def tiny_encoder(vocabulary, tmp_path_factory):
+    """The folder of an encoder that has learned nothing and reads whole words."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("encoder")
+    specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
+    specials["sep_token"] = "[SEP]"
+    tokens = [*specials.values(), *vocabulary.tokens]
+    numbers = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(
+            BertConfig(
+                vocab_size=len(tokens), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                intermediate_size=32, max_position_embeddings=200,
+            )
+        ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="session")
+def encoded(vocabulary, tiny_encoder):
     """Samples as numbers, with everything that any variant reads."""
     find = EmotionWords(bundled.lexicon()).find
+    encoder = encoders.load(str(tiny_encoder))
 
     def numbers(samples):
-        return encode(samples, vocabulary, emotions=EMOTIONS, emotion_words=find, causes=True)
+        own = encode(samples, vocabulary, emotions=EMOTIONS, emotion_words=find, causes=True)
+        return {**own, **read_by(encoder, samples)}
 
     return numbers
 
@@ -72,8 +102,10 @@ def batch(columns):
 
 
 @pytest.fixture(scope="session")
-def build(vocabulary):
+def build(vocabulary, tiny_encoder):
     def make(name, preset="tiny", **changes):
+        if setting := find_variant(name)[0].needs.encoder:
+            changes = {setting: str(tiny_encoder), **changes}
         config = settings.configure(name, preset, changes)[0]
         return runs.build(name, config, vocabulary, EMOTIONS, lexicon=bundled.lexicon())
 

@@ -10,11 +10,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from attune.models.base import FOLLOWED, Batch, DialogueVariant, Progress, Stage, Variant
+from attune.models.base import (
+    FOLLOWED,
+    Annotator,
+    Batch,
+    DialogueVariant,
+    Progress,
+    Stage,
+    Variant,
+)
 from attune.models.decoding import Decoding, decode
 from attune.platform import runs
 from attune.platform.training.loop import total_loss, trainable_only
-
 
 BEGUN = Progress(step=1, share=0.1)
 """Not the very first step, at which what comes in gradually does not count yet."""
@@ -145,6 +152,8 @@ def outputs(variant, batch):
     found = list(variant.predict(batch).values())
     if isinstance(variant, DialogueVariant):
         found.append(variant.log_likelihood(batch))
+    if isinstance(variant, Annotator):
+        found.append(variant.marks(batch))
     return found
 
 

@@ -19,6 +19,8 @@ from attune.platform.errors import unknown
 SPEAKER, LISTENER = "speaker", "listener"
 SPLITS = ("train", "valid", "test")
 UNPAIRED = ("unpaired_contexts", "unpaired_responses")
+FELT = {split: f"felt_{split}" for split in SPLITS}
+"""By split, the stream of utterances whose emotion and its causes are known."""
 
 CONVERSATIONS = pl.Schema(
     {  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
     train.parquet valid.parquet test.parquet         samples (columns: corpora/samples.py)
     unpaired_contexts.parquet unpaired_responses.parquet         where the source has them
+    felt_train.parquet felt_valid.parquet felt_test.parquet      where it tells causes by utterance
     tokens.parquet          how often each token occurs, for vocabularies
     lexicon.json            emotion words, where the source brings its own
     rejects.jsonl           rows that were set aside, with file, row and reason
@@ -16,7 +17,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 
 from attune.platform.corpora import bundled
 from attune.platform.corpora.conversations import (
+    FELT,
     LISTENER,
     SPLITS,
     SPOILT,
@@ -36,12 +38,13 @@ from attune.platform.corpora.conversations import (
     split_by_hash,
     whole_conversations,
 )
-from attune.platform.corpora.samples import SAMPLES, samples, tokenized
+from attune.platform.corpora.samples import SAMPLES, felt, samples, tokenized
 from attune.platform.corpora.sources import AUTO, Source
 from attune.platform.errors import DataError, UsageError
 from attune.platform.home import home
 
 STREAMS = (*SPLITS, *UNPAIRED)
+ALL_STREAMS = (*STREAMS, *FELT.values())
 MANIFEST, REJECTS, TOKENS, LEXICON = (
     "manifest.json",
     "rejects.jsonl",
@@ -75,7 +78,7 @@ def prepare(
     preparation only with `overwrite`.
     """
     files = Source(source, form)
-    target = _Target(out, overwrite)
+    target = Target(out, overwrite)
     target.check(files)
     try:
         made = target.beside()
@@ -125,6 +128,27 @@ def read_samples(folder: Path, stream: str) -> pl.DataFrame:
         raise DataError(f"{path} is missing or damaged: prepare the folder anew") from error
 
 
+def read_marked(folder: Path, split: str) -> pl.DataFrame:
+    """The samples of a split whose emotion is known, and which utterances hold its cause.
+
+    They are the felt utterances where the folder has such, else the paired samples.
+    """
+    stream = FELT[split]
+    if stream in read_manifest(folder)["splits"]:
+        return read_samples(folder, stream)
+    marks = pl.col("context_causes").list.drop_nulls().list.len()
+    marked = read_samples(folder, split).filter(
+        pl.col("emotion").is_not_null() & (marks == pl.col("context").list.len())
+    )
+    if marked.is_empty():
+        raise UsageError(
+            f"'{folder}': no sample of {split} says which utterances hold the cause of its emotion:"
+            f" use data that do, such as RECCON or 'bundled', or add marks with 'attune annotate "
+            f"cause RUN --data {folder}'"
+        )
+    return marked
+
+
 class _Preparation:
     """One pass over a source, writing as it goes."""
 
@@ -142,7 +166,7 @@ class _Preparation:
         self.first_reject = ""
         self.conversations: Counter[str] = Counter()
         self.samples: Counter[str] = Counter()
-        self.hashes = {stream: hashlib.sha256() for stream in STREAMS}
+        self.hashes: dict[str, Any] = {}
         self.tokens = TokenCounts()
 
     def run(self, progress: Progress) -> dict[str, Any]:
@@ -154,12 +178,10 @@ class _Preparation:
                 self._set_aside(bad, rejects)
                 utterances = tokenized(_with_splits(usable))
                 self._count(utterances)
-                for stream, rows in (
-                    samples(utterances)
-                    .partition_by("split", include_key=False, as_dict=True)
-                    .items()
-                ):
-                    self._write(str(stream[0]), rows, writers, stack)
+                for made in (samples(utterances), felt(utterances)):
+                    parts = made.partition_by("split", include_key=False, as_dict=True)
+                    for stream, rows in parts.items():
+                        self._write(str(stream[0]), rows, writers, stack)
                 progress(piece.height)
         if not self.samples:
             found = self.first_reject or "no listener turn has a context"
@@ -194,8 +216,9 @@ class _Preparation:
         stack: ExitStack,
     ) -> None:
         self.samples[stream] += rows.height
-        # The hash is of the content, not of the file: another writer's bytes are the same samples.
-        self.hashes[stream].update(rows.write_ndjson().encode())
+        if stream in FELT.values():
+            self.conversations[stream] += rows["conversation_id"].n_unique()
+        self.hashes.setdefault(stream, hashlib.sha256()).update(content(rows))
         table = rows.to_arrow(compat_level=pl.CompatLevel.oldest())
         if stream not in writers:
             path = self.folder / f"{stream}.parquet"
@@ -213,11 +236,9 @@ class _Preparation:
         self.tokens.frame().write_parquet(self.folder / TOKENS)
         if self.source.reader is bundled:
             bundled.lexicon().save(self.folder / LEXICON)
-        whole = hashlib.sha256()
-        for stream, digest in self.hashes.items():
-            whole.update(f"{stream} {digest.hexdigest()}\n".encode())
+        digests = {stream: digest.hexdigest() for stream, digest in self.hashes.items()}
         manifest = {
-            "hash": whole.hexdigest(),
+            "hash": joint_hash(digests),
             "format": self.source.format,
             "files": self.source.sizes,
             "tokenizer": TOKENIZER,
@@ -226,7 +247,7 @@ class _Preparation:
                     "conversations": self.conversations[stream],
                     "samples": self.samples[stream],
                 }
-                for stream in STREAMS
+                for stream in ALL_STREAMS
                 if stream in SPLITS or self.samples[stream]
             },
             "tolerated": dict(sorted(self.tolerated.items())),
@@ -235,13 +256,37 @@ class _Preparation:
                 "file": REJECTS if self.reasons else None,
                 "reasons": dict(sorted(self.reasons.items())),
             },
-            "contents": {
-                path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-                for path in sorted(self.folder.iterdir())
-            },
         }
-        (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        return manifest
+        return write_manifest(self.folder, manifest)
+
+
+def content(rows: pl.DataFrame) -> bytes:
+    """What a stream's hash is of: not the file, since another writer's bytes are the same samples.
+
+    Pieces of a stream, one after the other, are the whole.
+    """
+    return rows.write_ndjson().encode()
+
+
+def joint_hash(digests: Mapping[str, str]) -> str:
+    """The hash of a folder from those of its streams."""
+    nothing = hashlib.sha256().hexdigest()
+    whole = hashlib.sha256()
+    for stream in ALL_STREAMS:
+        if stream in digests or stream in STREAMS:
+            whole.update(f"{stream} {digests.get(stream, nothing)}\n".encode())
+    return whole.hexdigest()
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The last file of a prepared folder, with the checksums of all others."""
+    contents = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+    }
+    complete = {**manifest, "contents": contents}
+    (folder / MANIFEST).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
+    return complete
 
 
 class TokenCounts:
@@ -296,7 +341,7 @@ def _with_splits(conversations: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-class _Target:
+class Target:
     """The folder to be made: what lies there is not lost, and what is new appears in one step."""
 
     def __init__(self, out: Path, overwrite: bool):

@@ -1,12 +1,15 @@
 """Conversations -> samples: one per listener turn, with the context so far.
 
 Unpaired text takes the same schema: an unpaired context has no response, an unpaired response no
-context. An utterance is tokenised once, however many contexts it stands in.
+context. So do felt utterances, where a source says what caused each one's emotion: the context ends
+with the utterance, `emotion` is its label, and who feels is the speaker, whoever spoke first.
+
+An utterance is tokenised once, however many contexts it stands in.
 """
 
 import polars as pl
 
-from attune.platform.corpora.conversations import LISTENER, SPEAKER, UNPAIRED
+from attune.platform.corpora.conversations import FELT, LISTENER, SPEAKER, UNPAIRED
 from attune.platform.text.tokenizing import tokenize
 
 SAMPLES = pl.Schema(
@@ -39,6 +42,8 @@ _LISTS = {
     "evidence": "context_evidence",
 }
 
+_OF_ANSWERS = ("response", "response_tokens", "response_label", "next_turn", "next_turn_tokens")
+
 
 def tokenized(conversations: pl.DataFrame) -> pl.DataFrame:
     """The conversations with `tokens` and `situation_tokens`, each distinct text done once."""
@@ -51,10 +56,7 @@ def tokenized(conversations: pl.DataFrame) -> pl.DataFrame:
 
 def samples(utterances: pl.DataFrame) -> pl.DataFrame:
     """The samples of whole, tokenised conversations, with the column `split`, in their order."""
-    whole = utterances.group_by("conversation_id", maintain_order=True).agg(
-        pl.col(name).alias(column) for name, column in _LISTS.items()
-    )
-    ends = _ends(utterances).join(whole, on="conversation_id", how="left", maintain_order="left")
+    ends = _with_lists(_ends(utterances), utterances)
     # A response ends the context before it; an unpaired context is the whole conversation.
     length = pl.when(pl.col("split") == UNPAIRED[0]).then(pl.col("turn") + 1).otherwise("turn")
     return ends.with_columns(
@@ -62,6 +64,50 @@ def samples(utterances: pl.DataFrame) -> pl.DataFrame:
         next_turn=_next("context"),
         next_turn_tokens=_next("context_tokens"),
     ).select("split", *SAMPLES)
+
+
+def felt(utterances: pl.DataFrame) -> pl.DataFrame:
+    """A sample for each utterance whose causes are known, with the column `split`."""
+    ends = utterances.filter(pl.col("evidence").is_not_null()).select(
+        "conversation_id",
+        "turn",
+        "situation",
+        "situation_tokens",
+        "evidence",
+        split=pl.col("split").replace_strict(FELT, default=None, return_dtype=pl.String),
+        emotion="label",
+        feels="role",
+        **{name: pl.lit(None, dtype=kind) for name, kind in SAMPLES.items() if name in _OF_ANSWERS},
+    )
+    ends = ends.filter(pl.col("split").is_not_null())
+    own = pl.element() == pl.element().last()
+    return (
+        _with_lists(ends, utterances)
+        .with_columns(pl.col(column).list.head(pl.col("turn") + 1) for column in _LISTS.values())
+        .with_columns(
+            context_roles=pl.col("context_roles").list.eval(
+                pl.when(own).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER))
+            ),
+            context_causes=_among(pl.int_ranges(pl.col("turn") + 1), pl.col("evidence")),
+        )
+        .select("split", *SAMPLES)
+    )
+
+
+def _among(numbers: pl.Expr, chosen: pl.Expr) -> pl.Expr:
+    """Lists of numbers -> whether each is among the chosen ones of its row."""
+    return pl.struct(numbers=numbers, chosen=chosen).map_elements(
+        lambda row: [number in row["chosen"] for number in row["numbers"]],
+        return_dtype=pl.List(pl.Boolean),
+    )
+
+
+def _with_lists(ends: pl.DataFrame, utterances: pl.DataFrame) -> pl.DataFrame:
+    """Each sample's end with the whole conversation in lists."""
+    whole = utterances.group_by("conversation_id", maintain_order=True).agg(
+        pl.col(name).alias(column) for name, column in _LISTS.items()
+    )
+    return ends.join(whole, on="conversation_id", how="left", maintain_order="left")
 
 
 def _ends(utterances: pl.DataFrame) -> pl.DataFrame:

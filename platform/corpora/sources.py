@@ -7,17 +7,27 @@ from types import ModuleType
 
 import polars as pl
 
-from attune.platform.corpora import bundled, dialogues, edos, empathetic_dialogues, meld, reccon
+from attune.platform.corpora import (
+    bundled,
+    dialogues,
+    ed_causes,
+    edos,
+    empathetic_dialogues,
+    meld,
+    reccon,
+)
 from attune.platform.corpora.files import ENDINGS, ending, head
 from attune.platform.errors import DataError, UsageError, unknown
 
 READERS: dict[str, ModuleType] = {
-    reader.NAME: reader for reader in (empathetic_dialogues, edos, reccon, meld, dialogues)
+    reader.NAME: reader
+    for reader in (empathetic_dialogues, edos, reccon, meld, ed_causes, dialogues)
 }
 AUTO = "auto"
 BUNDLED = "bundled"
 _ENDINGS_OF = {
     "reccon": (".json",),
+    "ed-causes": (".jsonl",),
     "dialogues": (".jsonl", ".ndjson", ".json", ".csv", ".parquet"),
 }
 

@@ -73,7 +73,7 @@ def read(path: Path) -> pl.DataFrame:
 
 def score(answers: pl.DataFrame) -> tuple[dict[str, float | None], str]:
     """All metrics, None where the columns for one are not there, and what they are."""
-    said, references = _tokens(answers, "answer"), _tokens(answers, "response")
+    said, references = tokens(answers, "answer"), tokens(answers, "response")
     bleu, signature = metrics.bleu(said.to_list(), references.to_list())
     words = [_split(text) for text in said]
     found: dict[str, float | None] = {
@@ -93,7 +93,8 @@ def score(answers: pl.DataFrame) -> tuple[dict[str, float | None], str]:
     return found, signature
 
 
-def _tokens(answers: pl.DataFrame, column: str) -> pl.Series:
+def tokens(answers: pl.DataFrame, column: str) -> pl.Series:
+    """Those that are given, else those of the text."""
     given = f"{column}_tokens"
     return answers[given] if given in answers else tokenize(answers[column])
 

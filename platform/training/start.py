@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 from safetensors.torch import load_file
 
-from attune.models.base import FOLLOWED, PAIRED, Needs, Variant
+from attune.models.base import FOLLOWED, PAIRED, Annotator, Needs, Variant
 from attune.platform import runs, store
 from attune.platform.batches import Columns, followed
 from attune.platform.corpora import bundled
@@ -22,11 +22,13 @@ from attune.platform.corpora.prepare import (
     TOKENS,
     find_data,
     read_manifest,
+    read_marked,
     read_samples,
 )
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
 from attune.platform.store import Run
+from attune.platform.text.encoders import locate
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
@@ -58,8 +60,7 @@ def new_run(
     folder = find_data(data)
     manifest = read_manifest(folder)
     needs = find_variant(variant)[0].needs_with(config)
-    if runs.CAUSES in needs.columns:
-        _check_causes(folder, variant)
+    _check_needs(find_variant(variant)[0], variant, config, folder)
     lexicon, notice = None, ""
     if runs.needs_lexicon(needs):
         lexicon, notice = _lexicon(training, needs, folder)
@@ -109,13 +110,22 @@ def new_run(
     return run
 
 
-def _check_causes(folder: Path, variant: str) -> None:
-    """Marks of causes are made by an annotator: better to hear of it now than from a worker."""
+def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
+    """Better to hear now what is missing than from a worker: the encoder that a variant reads with,
+    or the marks of causes that it learns from."""
+    needs = variant.needs_with(config)
+    if needs.encoder is not None:
+        locate(getattr(config, needs.encoder))
+    if issubclass(variant, Annotator):
+        read_marked(folder, "train")
+    if runs.CAUSES not in needs.columns:
+        return
     for split in ("train", "valid"):
         if not read_samples(folder, split)["context_causes"].explode().count():
             raise DataError(
-                f"{folder}: no utterance in {split} is marked as a cause or not, which '{variant}' "
-                f"learns from: mark them with 'attune annotate cause --data {folder}'"
+                f"{folder}: no utterance in {split} is marked as a cause or not, which '{name}' "
+                f"learns from: mark them with 'attune annotate cause RUN --data {folder}', RUN "
+                f"being an annotator"
             )
 
 
@@ -240,8 +250,9 @@ def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
             f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
             f"{run.data['hash'][:12]}): prepare it as it was, or begin a new run"
         )
-    valid = model.columns(read_samples(folder, "valid"))
-    paired = model.columns(read_samples(folder, "train"))
+    read = read_marked if isinstance(model.variant, Annotator) else read_samples
+    valid = model.columns(read(folder, "valid"))
+    paired = model.columns(read(folder, "train"))
     streams: dict[str, Columns] = {PAIRED: paired}
     for name in model.variant.needs.streams:
         if name == FOLLOWED:

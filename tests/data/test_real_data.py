@@ -10,7 +10,7 @@ import pytest
 
 from attune.platform.batches import Stream, encode
 from attune.platform.corpora.labels import EMOTIONS, LABELS
-from attune.platform.corpora.prepare import prepare, read_samples
+from attune.platform.corpora.prepare import prepare, read_marked, read_samples
 from attune.platform.evaluation.profiles import samples_of
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon
@@ -141,9 +141,28 @@ def test_edos(prepared):
 def test_reccon(prepared):
     folder, manifest = prepared("reccon")
     counts = {split: count["conversations"] for split, count in manifest["splits"].items()}
-    assert counts == {"train": 834, "valid": 47, "test": 225}
+    dialogues = {"train": 834, "valid": 47, "test": 225}
+    assert counts == {**dialogues, **{f"felt_{split}": n for split, n in dialogues.items()}}
     assert manifest["rejected"]["rows"] == 0
     assert read_samples(folder, "train")["context_evidence"].list.explode().count() > 0
+    # The pairs of an utterance and a cause that RECCON's paper counts.
+    causes = {split: read_marked(folder, split)["context_causes"] for split in dialogues}
+    assert {s: marks.explode().sum() for s, marks in causes.items()} == {
+        "train": 7027,
+        "valid": 328,
+        "test": 1767,
+    }
+
+
+def test_published_cause_marks(prepared):
+    folder, manifest = prepared("emotion_cause")
+    assert manifest["rejected"]["rows"] == 0
+    for split, count, agreement in (("valid", 2769, 0.7069), ("test", 2546, 0.7271)):
+        samples = read_marked(folder, split)
+        assert samples.height == count
+        marks = samples["context_causes"].explode()
+        speaks = samples["context_roles"].explode() == "speaker"
+        assert (marks == speaks).mean() == pytest.approx(agreement, abs=1e-4)
 
 
 def test_meld(prepared):

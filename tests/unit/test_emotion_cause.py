@@ -459,7 +459,7 @@ def unmarked(tmp_path, monkeypatch):
 
 def test_data_without_marks_are_refused_before_the_run(unmarked, tmp_path):
     for name in (SOFT, HARD, f"{SOFT}-no-multitask", f"{HARD}-no-emotion"):
-        with pytest.raises(DataError, match=f"attune annotate cause --data {unmarked}"):
+        with pytest.raises(DataError, match=f"attune annotate cause RUN --data {unmarked}"):
             start.new_run(name, data=str(unmarked), preset="tiny")
     assert not (tmp_path / "home" / "runs").exists()
     run = start.new_run("emotion-cause-no-cause", data=str(unmarked), preset="tiny")

@@ -1,0 +1,168 @@
+"""BERTScore (Zhang et al. 2020): subwords of answer and reference matched by an encoder's states.
+
+Each subword of an answer is matched with the nearest of its reference, by the cosine of their
+states in one layer: the mean of these cosines is the precision, the mean over the reference's
+subwords the recall. No idf; [CLS] and [SEP] may be matched but do not count, as in the paper's own
+code. An empty answer, or an empty reference, scores 0. Rescaled, 0 is what random pairs of train
+responses score and 1 is the most: (score - baseline) / (1 - baseline).
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attune.platform.corpora.prepare import read_manifest, read_samples
+from attune.platform.errors import UsageError
+from attune.platform.home import home
+from attune.platform.text import encoders
+from attune.platform.text.encoders import TextEncoder
+
+NAMES = ("precision", "recall", "f1")
+PAIRS_AT_A_TIME = 64
+BASELINE_PAIRS = 2000
+
+Progress = Callable[[int], None]
+"""Called with the number of pairs that were just done."""
+Baseline = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertScore:
+    """An encoder and the layer whose states are compared."""
+
+    encoder: TextEncoder
+    layer: int
+
+    @torch.no_grad()
+    def pairs(
+        self,
+        answers: Sequence[str],
+        references: Sequence[str],
+        progress: Progress = lambda _: None,
+    ) -> Tensor:
+        """(N, 3) precision, recall and F1 of each answer."""
+        said, meant = self.encoder.subwords(answers), self.encoder.subwords(references)
+        order = sorted(range(len(said)), key=lambda row: len(said[row]) + len(meant[row]))
+        scores = torch.zeros(len(said), len(NAMES), dtype=torch.float64)
+        for start in range(0, len(order), PAIRS_AT_A_TIME):
+            rows = order[start : start + PAIRS_AT_A_TIME]
+            scores[rows] = self._compared([said[row] for row in rows], [meant[row] for row in rows])
+            progress(len(rows))
+        return scores
+
+    def baseline(self, folder: Path) -> Baseline | None:
+        """What random pairs of a prepared folder's train responses score, kept once computed; None
+        where it has none."""
+        definition = {
+            "data": read_manifest(folder)["hash"],
+            "encoder": self.encoder.name,
+            "weights": checksum(self.encoder.name),
+            "layer": self.layer,
+            "pairs": BASELINE_PAIRS,
+        }
+        digest = hashlib.sha256(json.dumps(definition).encode()).hexdigest()[:16]
+        kept = home() / "bertscore" / f"{digest}.json"
+        if kept.is_file():
+            return tuple(json.loads(kept.read_text(encoding="utf-8"))["baseline"])
+        responses = read_samples(folder, "train")["response_tokens"].drop_nulls().unique().sort()
+        if len(responses) < 2:
+            return None
+        draw = np.random.default_rng(0)
+        one = draw.integers(len(responses), size=BASELINE_PAIRS)
+        other = (one + draw.integers(1, len(responses), size=BASELINE_PAIRS)) % len(responses)
+        scores = self.pairs(responses[one].to_list(), responses[other].to_list())
+        found = scores.mean(dim=0).tolist()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({**definition, "baseline": found}), encoding="utf-8")
+        return tuple(found)
+
+    def signature(self, baseline: Baseline | None) -> str:
+        """The definition in a line."""
+        rescaling = "none"
+        if baseline is not None:
+            values = ",".join(f"{value:.4f}" for value in baseline)
+            rescaling = f"{BASELINE_PAIRS}-random-train-pairs({values})"
+        return (
+            f"bertscore.encoder:{self.encoder.name}@{checksum(self.encoder.name)[:8]} "
+            f"bertscore.layer:{self.layer} bertscore.idf:no bertscore.text:tokens "
+            f"bertscore.baseline:{rescaling}"
+        )
+
+    def _compared(self, said: list[list[int]], meant: list[list[int]]) -> Tensor:
+        own, own_counts = self._states(said)  # (B, T, D), (B, T)
+        other, other_counts = self._states(meant)  # (B, S, D), (B, S)
+        cosines = own @ other.transpose(1, 2)  # (B, T, S), 0 at paddings
+        there = own.any(dim=2)[:, :, None] & other.any(dim=2)[:, None, :]
+        cosines = cosines.masked_fill(~there, -1.0)
+        precision = _mean(cosines.amax(dim=2), own_counts)
+        recall = _mean(cosines.amax(dim=1), other_counts)
+        empty = (own_counts.sum(dim=1) == 0) | (other_counts.sum(dim=1) == 0)
+        total = precision + recall
+        f1 = torch.where(total == 0, 0.0, 2 * precision * recall / total)
+        scores = torch.stack([precision, recall, f1], dim=1)
+        return scores.masked_fill(empty[:, None], 0.0).double()
+
+    def _states(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """States of length 1, 0 at paddings, and 1 for each subword that counts."""
+        room = self.encoder.longest - 2
+        rows = [[self.encoder.first, *text[:room], self.encoder.separator] for text in texts]
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True)
+        states = torch.nn.functional.normalize(self.encoder.module(padded, self.layer), dim=-1)
+        place = torch.arange(padded.shape[1])
+        lengths = torch.tensor([len(row) for row in rows])[:, None]
+        counts = ((place > 0) & (place < lengths - 1)).to(states)
+        return states * (padded > 0)[:, :, None], counts
+
+
+def _mean(cosines: Tensor, counts: Tensor) -> Tensor:
+    return (cosines * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1.0)
+
+
+def load(text: str) -> BertScore:
+    """From what a user types: `minilm`, or a folder, with the number of a layer behind a colon."""
+    name, colon, number = text.rpartition(":")
+    if not colon or not number.isdigit():
+        name, number = text, ""
+    encoder = encoders.load(name)
+    layers = encoder.module.num_layers
+    layer = int(number) if number else layers
+    if not 0 <= layer <= layers:
+        raise UsageError(f"--bertscore {text}: layers of '{name}' are 0 to {layers}")
+    return BertScore(encoder=encoder, layer=layer)
+
+
+def checksum(name: str) -> str:
+    """Of an encoder's weights: a name says little of a folder that may change."""
+    whole = hashlib.sha256()
+    for path in sorted(encoders.locate(name).iterdir()):
+        if path.suffix in (".safetensors", ".bin"):
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def score(
+    metric: BertScore,
+    answers: Sequence[str],
+    references: Sequence[str],
+    folder: Path | None = None,
+    progress: Progress = lambda _: None,
+) -> tuple[dict[str, float | None], str]:
+    """The means over all answers, rescaled where there are train responses to say how, and what
+    they are."""
+    found = metric.pairs(answers, references, progress).mean(dim=0).tolist()
+    baseline = None if folder is None else metric.baseline(folder)
+    metrics: dict[str, float | None] = {
+        f"bertscore_{name}": value for name, value in zip(NAMES, found, strict=True)
+    }
+    for place, name in enumerate(NAMES):
+        metrics[f"bertscore_{name}_rescaled"] = (
+            None if baseline is None else (found[place] - baseline[place]) / (1 - baseline[place])
+        )
+    return metrics, metric.signature(baseline)

@@ -1,0 +1,62 @@
+"""`attune train cause-annotator` and `attune annotate cause` through real Ray."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from attune.platform import annotating, runs, store
+from attune.platform.corpora.prepare import MANIFEST, read_manifest, read_samples
+
+BIN = Path(sys.executable).parent
+
+
+def attune(*arguments):
+    done = subprocess.run(
+        [BIN / "attune", *map(str, arguments), "--json"],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, prepared):
+    home = tmp_path / "home"
+    (home / "data").mkdir(parents=True)
+    (home / "data" / "bundled").symlink_to(prepared)
+    monkeypatch.setenv("ATTUNE_HOME", str(home))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return home
+
+
+@pytest.mark.usefixtures("home")
+def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_path):
+    settings = ("--preset", "tiny", "--set", f"encoder={tiny_encoder}", "--max-steps", 10)
+    trained = attune("train", "cause-annotator", *settings, "--name", "marker")
+    assert {"valid_loss", "valid_cause", "valid_accuracy"} <= set(trained["metrics"])
+
+    model = runs.load(store.find("marker").model)
+    samples = read_samples(prepared, "valid")
+    probabilities = annotating.probabilities(model, samples)
+    threshold = float(probabilities.explode().median())
+    out = tmp_path / "marked"
+    made = attune(
+        "annotate", "cause", "marker", "--data", "bundled", "--out", out, "--threshold", threshold,
+        "--replace",
+    )  # fmt: skip
+    assert made["hash"] == read_manifest(out)["hash"] != read_manifest(prepared)["hash"]
+    assert made["splits"] == read_manifest(prepared)["splits"]
+    assert read_samples(out, "train").height > 2 * annotating.ROWS_OF_A_SHARD  # several tasks
+    marked = read_samples(out, "valid")
+    # Marks near the threshold may fall to either side: another process adds up in another order.
+    far = probabilities.list.eval((pl.element() - threshold).abs() > 1e-4).explode()
+    expected = probabilities.list.eval(pl.element() >= threshold).explode()
+    assert far.mean() > 0.9
+    assert marked["context_causes"].explode().filter(far).equals(expected.filter(far))
+    assert marked.drop("context_causes").equals(samples.drop("context_causes"))
+    assert {path.name for path in out.iterdir()} == {*read_manifest(out)["contents"], MANIFEST}
+    assert not list(tmp_path.glob(".*"))  # nothing is left of the work
