@@ -26,8 +26,10 @@ demo: install
 	$(VENV)/bin/attune doctor
 	$(VENV)/bin/attune demo
 
+# Tests with a cluster or real data one after the other, since each takes the whole machine.
 test: install browser
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest tests/data tests/stack
+	$(VENV)/bin/python -m pytest tests/unit --numprocesses auto --dist worksteal
 
 lint: install
 	$(VENV)/bin/ruff check .

@@ -80,7 +80,7 @@ def _reasons(explanation: dict[str, Any]) -> Iterator[str]:
     for does, part in (("reads", "emotion"), ("takes it as", "groups"), ("hears", "listeners")):
         if explanation[part]:
             yield f"{does} {_likeliest(explanation[part])}"
-    if explanation["attention"] and explanation["emotion_words"]:
+    if explanation["emotion_words"]:
         yield f"finds the emotion words {', '.join(explanation['emotion_words'])}"
     for group, shares in (explanation["response_emotion"] or {}).items():
         yield f"its own emotion, if {group}: {_likeliest(shares)}"

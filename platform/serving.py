@@ -131,16 +131,25 @@ class Responder:
         responses = [torch.tensor([*answer, end]) for answer in answers]
         padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=PADDING)
         answered = dataclasses.replace(batch, tensors={**batch.tensors, "response": padded})
-        felt = batch.tensors.get("emotion_words")
         return [
-            dataclasses.replace(
-                explanation,
-                words=self._words(batch["context"][row]),
-                emotion_words=None if felt is None else self._words(felt[row]),
-                answer_words=self.model.vocabulary.decode(answers[row]),
-            )
+            self._worded(explanation, batch, row, answers[row])
             for row, explanation in enumerate(self.variant.explain(answered))
         ]
+
+    def _worded(
+        self, explanation: Explanation, batch: Batch, row: int, answer: Sequence[int]
+    ) -> Explanation:
+        """An explanation with the words that its numbers are of."""
+        if explanation.by_word or explanation.attention:
+            words = self._words(batch["context"][row])
+            explanation = dataclasses.replace(explanation, words=words)
+        if explanation.attention:
+            explanation = dataclasses.replace(
+                explanation,
+                emotion_words=self._words(batch["emotion_words"][row]),
+                answer_words=self.model.vocabulary.decode(answer),
+            )
+        return explanation
 
     def _words(self, tokens: torch.Tensor) -> list[str]:
         """The words behind `<cls>` or `<lab>`, without padding."""

@@ -73,7 +73,7 @@ def reasons(explanation: Explanation) -> str:
         more += _bars(f"The answer's emotion, if {group}", shares)
     for name, values in (explanation.by_word or {}).items():
         more += _shaded(name, explanation.words or (), values)
-    if explanation.attention and explanation.emotion_words is not None:
+    if explanation.emotion_words is not None:
         more += _listed("Emotion words found", explanation.emotion_words)
     for name, rows in (explanation.attention or {}).items():
         words = explanation.words if name == "context" else explanation.emotion_words

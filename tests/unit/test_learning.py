@@ -29,14 +29,6 @@ from tests.contract import likelihood_stages, parameters_of
 CHANCE = 1 / len(EMOTIONS)
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    """These take longest, and nothing else runs meanwhile."""
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def valid_columns(prepared, encoded):
     return encoded(read_samples(prepared, "valid"))
