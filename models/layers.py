@@ -101,15 +101,27 @@ class Attention(nn.Module):
 
     def remember(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, D/H) of what is attended to."""
-        return self._heads(self.keys(source)), self._heads(self.values(source))
+        keys, values = self._together(source, self.keys, self.values)
+        return keys, values
+
+    def look_around(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, D/H) of what attends to itself."""
+        queries, keys, values = self._together(hidden, self.queries, self.keys, self.values)
+        return queries, keys, values
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """(B, T, D) from (B, T, D); `mask` (B or 1, 1, T or 1, S) is True where to look."""
+        return self.mix(self._heads(self.queries(query)), keys, values, mask)
+
+    def mix(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
         *, causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """(B, T, D) from (B, T, D); `mask` (B or 1, 1, T or 1, S) is True where to look."""
+        """(B, T, D) from queries, keys and values of all heads."""
         mixed = F.scaled_dot_product_attention(
-            self._heads(self.queries(query)),
+            queries,
             keys,
             values,
             attn_mask=mask,
@@ -124,6 +136,12 @@ class Attention(nn.Module):
         queries = self._heads(self.queries(query))
         products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
         return products.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=1)
+
+    def _together(self, tensor: Tensor, *layers: nn.Linear) -> Iterator[Tensor]:
+        """What several layers make of the same, as one product: they are narrow, and the gradient
+        of what they share is summed within it."""
+        made = F.linear(tensor, torch.cat([layer.weight for layer in layers]))
+        return (self._heads(part) for part in made.chunk(len(layers), dim=-1))
 
     def _heads(self, tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -156,9 +174,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """(B, S, D) -> (B, S, D)."""
-        normed = self.before_attention(hidden)
-        keys, values = self.attention.remember(normed)
-        hidden = hidden + self.dropout(self.attention.attend(normed, keys, values, mask))
+        queries, keys, values = self.attention.look_around(self.before_attention(hidden))
+        hidden = hidden + self.dropout(self.attention.mix(queries, keys, values, mask))
         mixed: Tensor = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
         return mixed
 
@@ -223,11 +240,10 @@ class DecoderLayer(nn.Module):
     def _after_self(
         self, hidden: Tensor, past: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        normed = self.before_self(hidden)
-        keys, values = self.self_attention.remember(normed)
+        queries, keys, values = self.self_attention.look_around(self.before_self(hidden))
         if past is not None:
             keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
-        looked = self.self_attention.attend(normed, keys, values, causal=past is None)
+        looked = self.self_attention.mix(queries, keys, values, causal=past is None)
         return hidden + self.dropout(looked), (keys, values)
 
     def _after_source(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
