@@ -145,7 +145,7 @@ def test_reccon(prepared):
     assert counts == {**dialogues, **{f"felt_{split}": n for split, n in dialogues.items()}}
     assert manifest["rejected"]["rows"] == 0
     assert read_samples(folder, "train")["context_evidence"].list.explode().count() > 0
-    # The pairs of an utterance and a cause that RECCON's paper counts.
+    # Pairs of an utterance and a cause.
     causes = {split: read_marked(folder, split)["context_causes"] for split in dialogues}
     assert {s: marks.explode().sum() for s, marks in causes.items()} == {
         "train": 7027,

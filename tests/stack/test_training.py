@@ -89,33 +89,45 @@ def kill_at(monkeypatch, total):
     monkeypatch.setattr(Training, "_round", mortal)
 
 
-# EmoPrepend-1 has two stages (8 and 24 of 32 steps); dropout and word dropout draw at random.
+# Dropout, word dropout, Gumbel's noise: everything that draws at random is in.
 NOISY = {"dropout": 0.1, "word_dropout": 0.2, "checkpoint_every": 3}
+SCHEDULES = {
+    # Two stages of 8 and 24 steps.
+    "emoprepend-1": (32, NOISY, (2, 7, 8, 20, 31)),
+    # 22, 3 and 7 rounds; one of the last has 3 updates of two players.
+    "empdg": (32, {**NOISY, "generator_steps": 2}, (23, 24, 26, 29)),
+    # 3 and 9 steps; the reasoner learns in both, and gates are drawn.
+    "emotion-cause-hard": (12, {**NOISY, "checkpoint_every": 2}, (3, 7)),
+}
 
 
 @pytest.fixture(scope="module")
 def uninterrupted():
-    """Filled by the first test that needs it."""
+    """By variant, filled by the first test that needs it."""
     return {}
 
 
-@pytest.mark.parametrize("killed_at", [2, 7, 8, 20, 31])
+@pytest.mark.parametrize(
+    ("variant", "killed_at"),
+    [(name, at) for name, (_, _, all_of) in SCHEDULES.items() for at in all_of],
+)
 def test_a_killed_run_gives_what_the_uninterrupted_gives(
-    begin, monkeypatch, killed_at, uninterrupted, tmp_path_factory
+    begin, monkeypatch, variant, killed_at, uninterrupted, tmp_path_factory
 ):
-    if "run" not in uninterrupted:
-        whole = begin("emoprepend-1", "whole", max_steps=32, **NOISY)
+    steps, settings, _ = SCHEDULES[variant]
+    if variant not in uninterrupted:
+        whole = begin(variant, "whole", max_steps=steps, **settings)
         assert go(whole)
         kept = tmp_path_factory.mktemp("whole")
         shutil.copytree(whole.folder, kept, dirs_exist_ok=True)
-        uninterrupted["run"] = store.read(kept)
-    run = begin("emoprepend-1", "broken", max_steps=32, **NOISY)
+        uninterrupted[variant] = store.read(kept)
+    run = begin(variant, "broken", max_steps=steps, **settings)
     with monkeypatch.context() as patched:
         kill_at(patched, killed_at)
         with pytest.raises(Killed):
             go(run)
     assert go(run)
-    assert_same(run, uninterrupted["run"])
+    assert_same(run, uninterrupted[variant])
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(begin):
@@ -342,29 +354,6 @@ def test_two_players_give_the_same_under_zero_as_in_plain_torch(zero):
     assert expected[0] != expected[-2]
 
 
-# EmpDG's stages have 22, 3 and 7 of 32 rounds; one of the last has 3 updates of two players.
-GAME = {**NOISY, "critic_steps": 1, "generator_steps": 2}
-
-
-@pytest.mark.parametrize("killed_at", [23, 24, 26, 29])
-def test_a_killed_game_gives_what_the_uninterrupted_gives(
-    begin, monkeypatch, killed_at, uninterrupted, tmp_path_factory
-):
-    if "game" not in uninterrupted:
-        whole = begin("empdg", "whole", max_steps=32, **GAME)
-        assert go(whole)
-        kept = tmp_path_factory.mktemp("game")
-        shutil.copytree(whole.folder, kept, dirs_exist_ok=True)
-        uninterrupted["game"] = store.read(kept)
-    run = begin("empdg", "broken", max_steps=32, **GAME)
-    with monkeypatch.context() as patched:
-        kill_at(patched, killed_at)
-        with pytest.raises(Killed):
-            go(run)
-    assert go(run)
-    assert_same(run, uninterrupted["game"])
-
-
 def test_a_game_is_tracked_and_its_result_is_of_its_last_stage(begin):
     run = begin("empdg", "game", max_steps=20, evaluate_every=2)
     assert go(run)
@@ -411,31 +400,12 @@ def test_without_answers_there_is_nothing_for_critics(tmp_path):
         start.data_of(run, start.model_of(run))
 
 
-# Emotion cause's stages have 3 and 9 of 12 steps: the reasoner learns in both, with gates drawn.
-DRAWN = {**NOISY, "checkpoint_every": 2}
-
-
-@pytest.mark.parametrize("killed_at", [3, 7])
-def test_a_part_that_learns_in_two_stages_goes_on_as_if_uninterrupted(
-    begin, monkeypatch, killed_at
-):
-    whole = begin("emotion-cause-hard", "whole", max_steps=12, **DRAWN)
-    assert go(whole)
-    run = begin("emotion-cause-hard", "broken", max_steps=12, **DRAWN)
-    with monkeypatch.context() as patched:
-        kill_at(patched, killed_at)
-        with pytest.raises(Killed):
-            go(run)
-    assert go(run)
-    assert_same(run, whole)
-    told = {name for _, metrics in logged(run) for name in metrics if metrics.get("stage") == 1}
-    assert told >= {"nll", "emotion", "cause", "cause_accuracy"}
-
-
 @pytest.mark.parametrize("multitask", [True, False])
 def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multitask):
     run = begin("emotion-cause-soft", "rests", max_steps=6, multitask=multitask)
     assert go(run)
+    told = {name for _, metrics in logged(run) for name in metrics if metrics.get("stage") == 1}
+    assert told >= {"nll", "emotion", "cause", "cause_accuracy"}
     last = runs.load(run.model).variant.reasoner.state_dict()
     best = runs.load(run.folder / "best-reasoner").variant.reasoner.state_dict()
     assert all(torch.equal(last[name], best[name]) for name in last) == (not multitask)
