@@ -39,36 +39,46 @@ def progress(unit: str) -> Progress:
 
 
 @contextmanager
-def training_progress(screen: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Shows what a run logs: a bar with losses and speed on a terminal, looks at valid as lines."""
-    bar = Progress(
+def training_progress(
+    screen: Console, *names: str
+) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """Shows what runs log: a bar each with losses and speed on a terminal, looks at valid as lines,
+    with the run's name where there are several."""
+    several = len(names) > 1
+    bars = Progress(
         SpinnerColumn(),
-        TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
+        TextColumn("{task.fields[name]}step {task.completed:,.0f}/{task.total:,.0f}"),
         BarColumn(bar_width=20),
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
         console=Console(stderr=True),
         transient=True,
     )
-    task = bar.add_task("starting workers", total=1)
+    before = {name: f"{name}: " if several else "" for name in names}
+    tasks = {
+        name: bars.add_task("starting workers", total=1, name=before[name], start=not several)
+        for name in names
+    }
 
-    def show(line: dict[str, Any]) -> None:
+    def show(name: str, line: dict[str, Any]) -> None:
+        task = tasks[name]
         if "message" in line:
-            screen.print(line["message"], markup=False)
+            screen.print(f"{before[name]}{line['message']}", markup=False)
         elif "steps" in line:
             steps = line["steps"]
-            bar.update(task, total=sum(steps.values()), completed=line["done"])
-            stages = ", ".join(f"{name} {count:,}" for name, count in steps.items())
-            screen.print(f"steps at most: {stages}", markup=False)
-        elif any(name.startswith("valid_") for name in line["metrics"]):
-            found = "  ".join(f"{name[6:]} {v:.4g}" for name, v in line["metrics"].items())
-            screen.print(f"step {line['step']:>7,}  valid: {found}", markup=False)
+            bars.start_task(task)
+            bars.update(task, total=sum(steps.values()), completed=line["done"])
+            stages = ", ".join(f"{stage} {count:,}" for stage, count in steps.items())
+            screen.print(f"{before[name]}steps at most: {stages}", markup=False)
+        elif any(key.startswith("valid_") for key in line["metrics"]):
+            found = "  ".join(f"{key[6:]} {v:.4g}" for key, v in line["metrics"].items())
+            screen.print(f"{before[name]}step {line['step']:>7,}  valid: {found}", markup=False)
         else:
             metrics = line["metrics"]
             hidden = ("samples_per_second", "learning_rate", "stage")
             losses = "  ".join(f"{n} {v:.3f}" for n, v in metrics.items() if n not in hidden)
             speed = f"{metrics['samples_per_second']:,.0f} samples/s"
-            bar.update(task, completed=line["step"], description=f"{losses}  {speed}")
+            bars.update(task, completed=line["step"], description=f"{losses}  {speed}")
 
-    with bar:
+    with bars:
         yield show

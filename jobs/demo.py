@@ -85,7 +85,7 @@ def _trained(variant: str, preset: str, max_steps: int | None, screen: Console) 
     else:
         changes = {"max_epochs": MAX_EPOCHS}
         run = start.new_run(variant, preset=preset, changes=changes, name=name, max_steps=max_steps)
-    with training_progress(screen) as show:
+    with training_progress(screen, run.name) as show:
         run = driver.train(run, show)
     if run.status != "finished":
         screen.print("stopped: give the same command again to go on")

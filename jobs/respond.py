@@ -77,9 +77,17 @@ def _show(screen: Console, context: list[str], answers: list[dict[str, Any]]) ->
 
 def _reasons(explanation: dict[str, Any]) -> Iterator[str]:
     """What there is to say of an answer, a line each; numbers of single words are for the page."""
-    for does, part in (("reads", "emotion"), ("takes it as", "groups"), ("hears", "listeners")):
+    parts = {
+        "reads": "emotion",
+        "takes it as": "groups",
+        "hears": "listeners",
+        "may agree on": "consensus",
+    }
+    for does, part in parts.items():
         if explanation[part]:
             yield f"{does} {_likeliest(explanation[part])}"
+    if explanation["imagined"]:
+        yield f"would be an answer to: {explanation['imagined']}"
     if explanation["emotion_words"]:
         yield f"finds the emotion words {', '.join(explanation['emotion_words'])}"
     for group, shares in (explanation["response_emotion"] or {}).items():

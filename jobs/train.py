@@ -47,7 +47,10 @@ def train(
         typer.Option(min=0, max=2**32 - 1, help="Of weights, order and noise.", show_default="0"),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="A run for each seed, and their mean.")
+        str | None, typer.Option(
+            metavar="A,B,...",
+            help="A run for each seed, as many at once as there is room for, and their mean.",
+        ),
     ] = None,
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps at most, all stages together.")
@@ -84,16 +87,11 @@ def train(
         "workers": workers, "zero": zero, "max_steps": max_steps, "max_minutes": max_minutes,
     }  # fmt: skip
     asked = {key: value for key, value in asked.items() if value}
-    numbers = _seeds(seeds) if seeds is not None else [seed]
     screen = console(as_json)
-    found = []
-    for number in numbers:
-        label = f"{name}-seed{number}" if name and len(numbers) > 1 else name
-        run = _run(variant, label, number, asked, resume)
-        screen.print(f"run {run.name} in {run.folder}", markup=False)
-        if run.notice:
-            screen.print(f"note: {run.notice}", markup=False)
-        found.append(_trained(run, screen))
+    if seeds is None:
+        found = _trained([_run(variant, name, seed, asked, resume)], screen)
+    else:
+        found = _of_seeds(variant, name, _seeds(seeds), asked, resume, screen)
     results = [_result(run) for run in found]
     _show(screen, results)
     for run in found:
@@ -130,11 +128,56 @@ def _run(
     return start.new_run(variant, name=name, **asked, **given)
 
 
-def _trained(run: Any, screen: Console) -> Any:
+def _of_seeds(
+    variant: str, name: str | None, seeds: list[int], asked: dict[str, Any], resume: bool,
+    screen: Console,
+) -> list[Any]:  # fmt: skip
+    """A run for each seed, all under one in MLflow that gets their mean and deviation."""
+    from attune.platform import tracking
+
+    if resume and not name:
+        raise UsageError("--seeds with --resume: say with --name which runs to go on with")
+    found = [_seed_run(variant, name, number, asked, resume) for number in seeds]
+    parent = next((run.parent for run in found if run.parent), None)
+    if parent is None:
+        parent = tracking.start_seeds(f"{name or variant}-seeds", seeds, found[0])
+    left = [run.changed(parent=parent) for run in found if run.status != "finished"]
+    try:
+        trained = {run.name: run for run in _trained(left, screen)} if left else {}
+    except BaseException:
+        tracking.finish_seeds(parent, "failed", {})
+        raise
+    found = [trained.get(run.name, run) for run in found]
+    together = _together([_result(run) for run in found])
+    told = {f"{n}_{kind}": v for kind in ("mean", "std") for n, v in together[kind].items()}
+    over = all(run.status == "finished" for run in found)
+    tracking.finish_seeds(parent, "finished" if over else "stopped", told)
+    return found
+
+
+def _seed_run(
+    variant: str, name: str | None, seed: int, asked: dict[str, Any], resume: bool
+) -> Any:
+    """The run of one seed; where all are resumed, one that is finished is as it is."""
+    from attune.platform import store
+
+    label = f"{name}-seed{seed}" if name else None
+    if resume and label and (store.folder_of_runs() / label / store.RECORD).is_file():
+        run = store.find(label)
+        if run.status == "finished":
+            return run
+    return _run(variant, label, seed, asked, resume)
+
+
+def _trained(runs: list[Any], screen: Console) -> list[Any]:
     from attune.platform.training import driver
 
-    with training_progress(screen) as show:
-        return driver.train(run, show)
+    for run in runs:
+        screen.print(f"run {run.name} in {run.folder}", markup=False)
+        if run.notice:
+            screen.print(f"note: {run.notice}", markup=False)
+    with training_progress(screen, *(run.name for run in runs)) as show:
+        return driver.train_all(runs, show)
 
 
 def _result(run: Any) -> dict[str, Any]:

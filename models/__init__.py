@@ -16,6 +16,8 @@ VARIANTS: dict[str, str] = {
     "empdg": "attune.models.empdg:Empdg",
     "emotion-cause-soft": "attune.models.emotion_cause:EmotionCause",
     "emotion-cause-hard": "attune.models.emotion_cause:HardEmotionCause",
+    "dual-emp": "attune.models.dual_emp:DualEmp",
+    "dual-vae": "attune.models.dual_vae:DualVae",
     "cause-annotator": "attune.models.cause_annotator:CauseAnnotator",
     "dummy": "attune.models.dummy:Dummy",
 }

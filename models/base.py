@@ -50,6 +50,8 @@ Batches = Mapping[str, Batch]
 PAIRED = "paired"
 FOLLOWED = "followed"
 """The paired samples whose response the speaker answers: `next_turn` is there."""
+CONTEXTS, RESPONSES = "contexts", "responses"
+"""Texts without their counterpart, with a classifier's emotion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +204,10 @@ class Explanation:
     """The share of each group of emotions, such as the positive ones, in it."""
     response_emotion: Mapping[str, Mapping[str, float]] | None = None
     """By group, the distribution of the emotion that the answer is given."""
+    consensus: Mapping[str, float] | None = None
+    """The share of each state on which context and answer might agree."""
+    imagined_tokens: Sequence[int] | None = None
+    """The context that the answer would be an answer to, as a backward model imagines it."""
     listeners: Mapping[str, float] | None = None
     """How much the listener of each emotion is heard."""
     by_word: Mapping[str, Sequence[float]] | None = None
@@ -215,6 +221,8 @@ class Explanation:
     """The words of the context; who has the vocabulary fills them in, here and below."""
     emotion_words: Sequence[str] | None = None
     """The emotion words found in it."""
+    imagined: str | None = None
+    """The text of the imagined context."""
     answer_words: Sequence[str] | None = None
     """The words of the answer that attention is given for."""
 

@@ -151,11 +151,11 @@ class GatedDecoderLayer(DecoderLayer):
         self.gated_attention = GatedAttention(width, num_heads, key_depth, dropout)
         self.before_gated = nn.LayerNorm(width)
 
-    def remember(self, source: Tensor, gates: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Keys and values of the source for both attentions, and the gates."""
-        assert gates is not None
+    def remember(self, source: Tensor, beside: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Keys and values of the source for both attentions, and the gates (B, S)."""
+        assert beside is not None
         cross, gated = super().remember(source), self.gated_attention.remember(source)
-        return (*cross, *gated, gates)
+        return (*cross, *gated, beside)
 
     def _after_source(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         hidden = super()._after_source(hidden, source, mask)

@@ -271,13 +271,7 @@ class Empdg(Transformer):
         words = self.embedded(batch)
         understood = self.understood(words)
         state = self.decoder.begin(understood.source, words.mask)
-        return {**state, "signal": self._signal(understood)}
-
-    def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more token; the signal stands where `<sos>` would."""
-        embedded = self.placed(tokens, state["length"]) if state["length"] else state["signal"]
-        hidden, state = self.decoder.step(embedded, state)
-        return self.output.logits(hidden), state
+        return {**state, "first": self._signal(understood)}
 
     def embedded(self, batch: Batch) -> Felt:
         """Eq. 1 and 4; what tells emotion words from the context is the vector of `<lab>`."""

@@ -148,11 +148,13 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with a ReLU between."""
+    """Two linear layers with a ReLU between; what it is given may be wider than what it makes."""
 
-    def __init__(self, width: int, filter_width: int, dropout: float = 0.0):
+    def __init__(
+        self, width: int, filter_width: int, dropout: float = 0.0, *, given: int | None = None
+    ):
         super().__init__(
-            nn.Linear(width, filter_width),
+            nn.Linear(given or width, filter_width),
             nn.ReLU(),
             nn.Dropout(dropout),
             nn.Linear(filter_width, width),
@@ -215,8 +217,9 @@ class DecoderLayer(nn.Module):
         self.before_feed_forward = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def remember(self, source: Tensor, gates: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Keys and values of the source; a layer that heeds gates (B, S) keeps these too."""
+    def remember(self, source: Tensor, beside: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Keys and values of the source; a layer that heeds something beside it (gates, an emotion)
+        keeps that, too."""
         return self.cross_attention.remember(source)
 
     def forward(
@@ -229,8 +232,7 @@ class DecoderLayer(nn.Module):
         """
         hidden, now = self._after_self(hidden, past)
         hidden = self._after_source(hidden, source, mask)
-        hidden = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
-        return hidden, now
+        return hidden + self.dropout(self._fed_forward(hidden, source)), now
 
     def looks(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         """(B, T, S) how much each position looks at each place of the source."""
@@ -252,22 +254,27 @@ class DecoderLayer(nn.Module):
         attended: Tensor = hidden + self.dropout(looked)
         return attended
 
+    def _fed_forward(self, hidden: Tensor, source: tuple[Tensor, ...]) -> Tensor:
+        """What is added at last."""
+        made: Tensor = self.feed_forward(self.before_feed_forward(hidden))
+        return made
+
 
 class Decoder(nn.Module):
     """A stack of decoder layers that decodes all positions at once, or one after another."""
 
     def __init__(self, width: int, num_layers: int, num_heads: int, key_depth: int,
-                 filter_width: int, dropout: float):  # fmt: skip
+                 filter_width: int, dropout: float,
+                 layer: type[DecoderLayer] = DecoderLayer):  # fmt: skip
         super().__init__()
         self.layers = nn.ModuleList(
-            DecoderLayer(width, num_heads, key_depth, filter_width, dropout)
-            for _ in range(num_layers)
+            layer(width, num_heads, key_depth, filter_width, dropout) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
 
-    def begin(self, source: Tensor, mask: Tensor, gates: Tensor | None = None) -> dict[str, Any]:
+    def begin(self, source: Tensor, mask: Tensor, beside: Tensor | None = None) -> dict[str, Any]:
         """The state before the first token: the source's keys and values, computed once."""
-        layers = [list(layer.remember(source, gates)) for layer in self._layers()]
+        layers = [list(layer.remember(source, beside)) for layer in self._layers()]
         return {"source": layers, "mask": mask, "past": [None] * len(layers), "length": 0}
 
     def step(self, embedded: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -281,12 +288,12 @@ class Decoder(nn.Module):
         return self.norm(hidden[:, -1]), new
 
     def forward(
-        self, embedded: Tensor, source: Tensor, mask: Tensor, gates: Tensor | None = None
+        self, embedded: Tensor, source: Tensor, mask: Tensor, beside: Tensor | None = None
     ) -> Tensor:
         """(B, T, D) all positions at once, for training."""
         hidden = embedded
         for layer in self._layers():
-            hidden, _ = layer(hidden, layer.remember(source, gates), mask)
+            hidden, _ = layer(hidden, layer.remember(source, beside), mask)
         normed: Tensor = self.norm(hidden)
         return normed
 
@@ -343,22 +350,27 @@ class OutputLayer(nn.Module):
 
     def loss_sum(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross-entropy of real tokens: (N, D) and (N,), padding already left out."""
+        total, _ = self.losses(hidden, targets, smoothing)
+        return total
+
+    def losses(
+        self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The same, where each token counts as much as its weight (N,) says; and each token's
+        unweighted cross-entropy (N,), to look at and not to learn from."""
         reduced = self.reduce(hidden).to(self.weight.dtype)  # narrower where autocast is on
         with torch.autocast(hidden.device.type, enabled=False):
-            total: Tensor = _ChunkedCrossEntropy.apply(
-                reduced, self.weight, self.bias, targets, smoothing, torch.is_grad_enabled()
-            )
-        return total
+            total, each = _ChunkedCrossEntropy.apply(
+                reduced, self.weight, self.bias, targets, smoothing, weights,
+                torch.is_grad_enabled(),
+            )  # fmt: skip
+        return total, each
 
     @torch.no_grad()
     def log_likelihood(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(N,) unsmoothed log-probability of each target, to look at and not to learn from."""
-        reduced, values = self.reduce(hidden), hidden.new_zeros(len(targets))
-        for rows in _chunks(len(reduced), len(self.weight)):
-            logits = _linear(reduced[rows], self.weight, self.bias)
-            values[rows] = logits.gather(1, targets[rows, None]).squeeze(1)
-            values[rows] -= _log_sums(logits)
-        return values
+        return -_losses(self.reduce(hidden), self.weight, self.bias, targets, smoothing=0.0)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -378,12 +390,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float,
-        learns: bool,
-    ) -> Tensor:  # fmt: skip
+        weights: Tensor | None, learns: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if not learns:
-            return _summed_loss(hidden, weight, bias, targets, smoothing)
+            losses = _losses(hidden, weight, bias, targets, smoothing)
+            return _total(losses, weights), losses
         num_tokens, width = weight.shape
-        total = hidden.new_zeros((), dtype=torch.float32)
+        losses = hidden.new_empty(len(hidden), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
         grads = _aligned(num_tokens, width + 1, like=weight)  # the weight's, and the bias's
         for rows in _chunks(len(hidden), num_tokens):
@@ -396,8 +409,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             shares[:count].scatter_add_(1, target, torch.full_like(wanted, smoothing - 1))
             shares[count] = -smoothing / num_tokens
             back = _linear(shares, weight.t())
-            grad_hidden[rows] = back[:count] + back[count]
             beside = F.pad(states, (0, 1), value=1.0)
+            grad_states = back[:count] + back[count]
+            if weights is not None:  # a row's gradient is a factor of either product
+                beside, grad_states = (each * weights[rows, None] for each in (beside, grad_states))
+            grad_hidden[rows] = grad_states
             beside = torch.cat([beside, beside.sum(dim=0, keepdim=True)])
             grads.addmm_(shares.t(), beside, beta=float(rows.start > 0))
             # A share below the least float counts as that: its loss ends at 87, its gradient is
@@ -406,31 +422,36 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if smoothing:
                 sums = (back[count] * (-num_tokens / smoothing))[:, None]  # of the weight's columns
                 loss -= smoothing * (states @ sums + bias.sum()) / num_tokens
-            total += loss.sum()
+            losses[rows] = loss.squeeze(1)
         if not len(targets):
             grads.zero_()
         ctx.save_for_backward(grad_hidden, grads)
-        return total
+        ctx.mark_non_differentiable(losses)
+        return _total(losses, weights), losses
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Any, ...]:
         grad_hidden, grads = ctx.saved_tensors
         parts = (grad_hidden, grads[:, :-1], grads[:, -1])
-        return (*(part * grad_total for part in parts), None, None, None)
+        return (*(part * grad_total for part in parts), None, None, None, None)
 
 
-def _summed_loss(
+def _losses(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float
 ) -> Tensor:
-    """The cross-entropy alone."""
-    total = hidden.new_zeros((), dtype=torch.float32)
+    """(N,) the cross-entropy of each alone."""
+    losses = hidden.new_empty(len(targets), dtype=torch.float32)
     for rows in _chunks(len(hidden), len(weight)):
         logits = _linear(hidden[rows], weight, bias)
         wanted = (1 - smoothing) * logits.gather(1, targets[rows, None]).squeeze(1)
         if smoothing:
             wanted += smoothing * logits.mean(dim=1)
-        total += (_log_sums(logits) - wanted).sum()
-    return total
+        losses[rows] = _log_sums(logits) - wanted
+    return losses
+
+
+def _total(losses: Tensor, weights: Tensor | None) -> Tensor:
+    return losses.sum() if weights is None else losses @ weights
 
 
 def _log_sums(logits: Tensor) -> Tensor:

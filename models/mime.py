@@ -46,6 +46,7 @@ from attune.models.base import (
     State,
 )
 from attune.models.decoding import seeded
+from attune.models.latents import annealed, divergence
 from attune.models.layers import Encoder
 from attune.models.multitask import SMALL, emotion_loss
 from attune.models.transformer import Embedded, Transformer, TransformerConfig
@@ -293,28 +294,26 @@ class Mime(Transformer):
         for group, members in enumerate(self.groups.values()):
             own = (emotion >= 0) & (self.group_of[true] == group)  # (B,)
             mean, log_variance = self.prior(context, group)
-            divergence, latent = mean.new_zeros(len(mean)), mean
+            off, latent = mean.new_zeros(len(mean)), mean
             if self.config.stochasticity:
                 average = self.emotions.weight[members].mean(dim=0)
                 felt = torch.where(own[:, None], self.emotions(true), average)  # (B, D)
                 prior = mean, log_variance
                 mean, log_variance = self.posterior(torch.cat([context, felt], dim=1), group)
-                divergence = _divergence(mean, log_variance, *prior)
+                off = divergence(mean, log_variance, *prior)
                 noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
                 latent = self._sampled(mean, log_variance, noise)
             log_shares = self.choices[group](latent).log_softmax(dim=-1)
             place = torch.where(own, self.place_in_group[true], 0)
             likelihood = log_shares.gather(1, place[:, None]).squeeze(1)
             distributions.append(log_shares.exp())
-            bounds.append(weight * divergence - torch.where(own, likelihood, 0.0))
+            bounds.append(weight * off - torch.where(own, likelihood, 0.0))
         return Felt(distributions=distributions, bounds=bounds)
 
     def _divergence_weight(self, progress: Progress) -> float:
         """With all of it from the first step on the latent never comes to say anything: its noise
         drives out the weights that read it before they have learned to (docs/log.md)."""
-        if not self.training or not self.config.annealing_steps:
-            return 1.0
-        return min(1.0, progress.step / self.config.annealing_steps)
+        return annealed(self.config.annealing_steps, progress) if self.training else 1.0
 
     def _sampled(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
         """Eq. 13-15."""
@@ -424,15 +423,6 @@ def groups_of(config: MimeConfig, emotions: Sequence[str]) -> dict[str, list[int
         "positive": [n for n, name in enumerate(emotions) if name in positive],
         "negative": [n for n, name in enumerate(emotions) if name not in positive],
     }
-
-
-def _divergence(
-    mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor
-) -> Tensor:
-    """(B,) Kullback-Leibler divergence of a Gaussian from its prior."""
-    ratio = log_variance - prior_log_variance
-    off = (mean - prior_mean).square() * (-prior_log_variance).exp()
-    return 0.5 * (ratio.exp() - ratio - 1 + off).sum(dim=1)
 
 
 def _words_only(mask: Tensor) -> Tensor:

@@ -167,8 +167,10 @@ class Transformer(DialogueVariant):
         return self.decoder.begin(self.read(words), words.mask)
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more token."""
-        hidden, state = self.decoder.step(self.placed(tokens, state["length"]), state)
+        """One more token; a variant may have put something of its own where `<sos>` stands."""
+        begins = not state["length"] and "first" in state
+        embedded = state["first"] if begins else self.placed(tokens, state["length"])
+        hidden, state = self.decoder.step(embedded, state)
         return self.output.logits(hidden), state
 
     def embedded(self, batch: Batch) -> Embedded:

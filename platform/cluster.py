@@ -44,8 +44,9 @@ def connect() -> None:
     ray.init(**options)
 
 
-def fit(run: Run) -> None:
-    """Train a run with Ray Train; returns when it has ended or was asked to stop."""
+def fit(run: Run, cores: int) -> None:
+    """Train a run with Ray Train, so many cores a worker; returns when it has ended or was asked to
+    stop."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -60,7 +61,7 @@ def fit(run: Run) -> None:
         scaling_config=ScalingConfig(
             num_workers=run.workers,
             use_gpu=use_gpu,
-            resources_per_worker={"CPU": cpus_per_worker(run.workers)},
+            resources_per_worker={"CPU": cores},
         ),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         run_config=RunConfig(
@@ -92,12 +93,24 @@ def run_tasks(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
             ray.cancel(task)
 
 
-def cpus_per_worker(workers: int) -> int:
-    """An even share of the largest machine; Ray gives a worker that many threads."""
+def room(workers: int, runs: int) -> tuple[int, int]:
+    """How many of some runs, of so many workers each, can be trained at once, and the cores for
+    each worker: the most with which all have a place; Ray gives a worker as many threads."""
     import ray
 
-    largest = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
-    return max(1, largest // workers)
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    at_once, cores = _shared([int(each.get("CPU", 0)) for each in machines], workers, runs)
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if gpus >= workers:  # then each worker has one
+        at_once = min(at_once, gpus // workers)
+    return at_once, cores
+
+
+def _shared(machines: Sequence[int], workers: int, runs: int) -> tuple[int, int]:
+    for cores in range(max(machines), 0, -1):
+        if sum(each // cores for each in machines) >= workers * runs:
+            return runs, cores
+    return max(1, sum(machines) // workers), 1
 
 
 def log_file(run: Run) -> Path:

@@ -149,6 +149,9 @@ class Responder:
                 emotion_words=self._words(batch["emotion_words"][row]),
                 answer_words=self.model.vocabulary.decode(answer),
             )
+        if explanation.imagined_tokens is not None:
+            imagined = self._text(explanation.imagined_tokens)
+            explanation = dataclasses.replace(explanation, imagined=imagined)
         return explanation
 
     def _words(self, tokens: torch.Tensor) -> list[str]:

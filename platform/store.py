@@ -50,6 +50,8 @@ class Run:
     """The folder of the model it starts from."""
     run_id: str | None = None
     """MLflow's."""
+    parent: str | None = None
+    """MLflow's id of what it is one of several seeds of."""
     tracking: str = ""
     """MLflow's store."""
     command: str = ""

@@ -58,6 +58,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_DATASET_CONTEXT,
     MLFLOW_GIT_COMMIT,
     MLFLOW_LOGGED_ARTIFACTS,
+    MLFLOW_PARENT_RUN_ID,
     MLFLOW_RUN_NOTE,
     MLFLOW_SOURCE_NAME,
 )
@@ -68,7 +69,7 @@ from attune.platform import runs
 from attune.platform.errors import UsageError
 from attune.platform.home import home
 from attune.platform.settings import find_variant
-from attune.platform.store import RECORD, Run
+from attune.platform.store import RECORD, Run, Status
 from attune.platform.training import checkpoints
 
 ADDRESS = "MLFLOW_TRACKING_URI"
@@ -95,21 +96,10 @@ def store_uri() -> str:
 
 def start(run: Run, manifest: Mapping[str, Any]) -> Run:
     """Tell MLflow of a new run and of all that it is made from; the run then knows its id."""
-    uri = store_uri()
-    with _understood(uri):
-        if uri.startswith("sqlite:"):
-            home().mkdir(parents=True, exist_ok=True)
-        client = MlflowClient(tracking_uri=uri)
-        with _quick():
-            client.search_experiments(max_results=1)
-        experiment = _experiment(client, uri, run.variant)
-        tags = {
-            MLFLOW_RUN_NOTE: _note(run),
-            MLFLOW_GIT_COMMIT: run.commit,
-            MLFLOW_SOURCE_NAME: run.command,
-            "variant": run.variant,
-            "data_hash": run.data["hash"],
-        }
+    with _opened(run.variant) as (client, experiment):
+        tags = {**_tags(run), MLFLOW_RUN_NOTE: _note(run)}
+        if run.parent is not None:
+            tags[MLFLOW_PARENT_RUN_ID] = run.parent
         made = client.create_run(experiment, tags=tags, run_name=run.name)
         run_id = made.info.run_id
         params = [Param(key, value) for key, value in _params(run).items()]
@@ -118,7 +108,51 @@ def start(run: Run, manifest: Mapping[str, Any]) -> Run:
         client.log_inputs(run_id, datasets=[_dataset(run, manifest)])
         client.log_dict(run_id, dict(manifest), "data_manifest.json")
         client.log_dict(run_id, _environment(), "environment.json")
-    return run.changed(run_id=run_id, tracking=_without_password(uri))
+    return run.changed(run_id=run_id, tracking=_without_password(store_uri()))
+
+
+def start_seeds(name: str, seeds: Iterable[int], first: Run) -> str:
+    """Tell MLflow of a run whose parts are the runs of several seeds, of which one is given; its
+    id, for them to be its parts by."""
+    with _opened(first.variant) as (client, experiment):
+        made = client.create_run(experiment, tags=_tags(first), run_name=name)
+        client.log_param(made.info.run_id, "seeds", ",".join(str(seed) for seed in seeds))
+    return str(made.info.run_id)
+
+
+def finish_seeds(parent: str, status: Status, metrics: Mapping[str, float]) -> None:
+    """Say what came of several seeds together."""
+    uri = store_uri()
+    try:
+        with _understood(uri):
+            client = MlflowClient(tracking_uri=uri)
+            for key, value in metrics.items():
+                client.log_metric(parent, key, value)
+            client.set_terminated(parent, STATUS[status])
+    except UsageError as error:
+        log.warning("%s; means and deviations are not told", error)
+
+
+@contextlib.contextmanager
+def _opened(variant: str) -> Iterator[tuple[MlflowClient, str]]:
+    """A client of the store where new runs go, and the id of a variant's experiment there."""
+    uri = store_uri()
+    with _understood(uri):
+        if uri.startswith("sqlite:"):
+            home().mkdir(parents=True, exist_ok=True)
+        client = MlflowClient(tracking_uri=uri)
+        with _quick():
+            client.search_experiments(max_results=1)
+        yield client, _experiment(client, uri, variant)
+
+
+def _tags(run: Run) -> dict[str, str]:
+    return {
+        MLFLOW_GIT_COMMIT: run.commit,
+        MLFLOW_SOURCE_NAME: run.command,
+        "variant": run.variant,
+        "data_hash": run.data["hash"],
+    }
 
 
 def reopen(run: Run) -> None:

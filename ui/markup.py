@@ -69,6 +69,10 @@ def reasons(explanation: Explanation) -> str:
         more += _bars("Taken as", explanation.groups)
     if explanation.listeners:
         more += _bars("Listeners heard", explanation.listeners)
+    if explanation.consensus:
+        more += _bars("States it may agree on", explanation.consensus)
+    if explanation.imagined:
+        more += f"<h4>What it would be an answer to</h4><p>{escape(explanation.imagined)}</p>"
     for group, shares in (explanation.response_emotion or {}).items():
         more += _bars(f"The answer's emotion, if {group}", shares)
     for name, values in (explanation.by_word or {}).items():

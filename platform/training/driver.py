@@ -3,8 +3,8 @@
 import fcntl
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +25,46 @@ SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_SEND = 60.0
 """How long to wait at the end for a tracking server that does not answer."""
 
-Show = Callable[[dict[str, Any]], None]
-"""Called with each logged line, and with `{"message": ...}`."""
+Show = Callable[[str, dict[str, Any]], None]
+"""Called with the name of a run and each line that it logs, or `{"message": ...}`."""
 
 
-def train(run: Run, show: Show = lambda _: None) -> Run:
+def train(run: Run, show: Show = lambda _, line: None) -> Run:  # noqa: ARG005
     """Train a run, or go on with it; Ctrl-C and SIGTERM keep a checkpoint and end it."""
-    with _alone(run):
-        run.stop_file.unlink(missing_ok=True)
-        (run.folder / RESULT).unlink(missing_ok=True)
-        if run.run_id is None:
-            run = tracking.start(run, read_manifest(Path(run.data["folder"])))
-        else:
-            tracking.reopen(run)
-        run = run.changed(status="running")
-        sender = tracking.Sender(run)
-        with sender:
-            failure = _watched(run, show)
-        unsent = sender.close(SECONDS_TO_SEND)
-        run = _ended(run, failure)
-        tracking.finish(run, sample_answers(run))
-        if unsent:
-            show({"message": _later(run, unsent)})
-        if failure is not None:
-            raise failure
-    return run
+    [ended] = train_all([run], show)
+    return ended
+
+
+def train_all(runs: Sequence[Run], show: Show) -> list[Run]:
+    """The same for several, as many at once as there is room for; one that fails lets the others go
+    on, and is told of at the end."""
+    with ExitStack() as held:
+        for run in runs:
+            held.enter_context(_alone(run))
+        begun = [_begun(run) for run in runs]
+        with ExitStack() as sending:
+            senders = [sending.enter_context(tracking.Sender(run)) for run in begun]
+            failures = _watched(begun, show)
+        ended = []
+        for run, sender in zip(begun, senders, strict=True):
+            unsent = sender.close(SECONDS_TO_SEND)
+            ended.append(_ended(run, failures.get(run.name)))
+            tracking.finish(ended[-1], sample_answers(ended[-1]))
+            if unsent:
+                show(run.name, {"message": _later(run, unsent)})
+    for failure in failures.values():
+        raise failure
+    return ended
+
+
+def _begun(run: Run) -> Run:
+    run.stop_file.unlink(missing_ok=True)
+    (run.folder / RESULT).unlink(missing_ok=True)
+    if run.run_id is None:
+        run = tracking.start(run, read_manifest(Path(run.data["folder"])))
+    else:
+        tracking.reopen(run)
+    return run.changed(status="running")
 
 
 @contextmanager
@@ -63,31 +78,44 @@ def _alone(run: Run) -> Iterator[None]:
         yield
 
 
-def _watched(run: Run, show: Show) -> BaseException | None:
-    """Run the workers while showing what they log; what went wrong, if anything."""
-    failures: list[BaseException] = []
-
-    def fit() -> None:
-        try:
-            cluster.fit(run)
-        except BaseException as error:
-            failures.append(error)
-
+def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
+    """Have the workers train while showing what they log; what went wrong with which run."""
+    failures: dict[str, BaseException] = {}
     cluster.connect()
-    thread = threading.Thread(target=fit, name="fit", daemon=True)
-    thread.start()
-    lines = _Lines(run)
-    while thread.is_alive():
+    at_once, cores = cluster.room(max(run.workers for run in runs), len(runs))
+    turns = threading.Semaphore(at_once)
+
+    def fit(run: Run) -> None:
+        with turns:
+            if run.stop_file.exists():  # asked to stop before its turn came
+                return
+            try:
+                cluster.fit(run, cores)
+            except BaseException as error:
+                failures[run.name] = error
+
+    threads = [
+        threading.Thread(target=fit, args=(run,), name=f"fit {run.name}", daemon=True)
+        for run in runs
+    ]
+    for thread in threads:
+        thread.start()
+    lines = [_Lines(run) for run in runs]
+    while alive := [thread for thread in threads if thread.is_alive()]:
         try:
-            thread.join(SECONDS_BETWEEN_LOOKS)
-            lines.show(show)
+            alive[0].join(SECONDS_BETWEEN_LOOKS)
+            for each in lines:
+                each.show(show)
         except (KeyboardInterrupt, SystemExit):
-            if run.stop_file.exists():  # asked twice: at once, then
+            if any(run.stop_file.exists() for run in runs):  # asked twice: at once, then
                 raise
-            run.stop_file.touch()
-            show({"message": "stopping after this step, with a checkpoint; again to stop at once"})
-    lines.show(show)
-    return failures[0] if failures else None
+            for run in runs:
+                run.stop_file.touch()
+            asked = "stopping after this step, with a checkpoint; again to stop at once"
+            show(runs[0].name, {"message": asked})
+    for each in lines:
+        each.show(show)
+    return failures
 
 
 class _Lines:
@@ -100,11 +128,13 @@ class _Lines:
 
     def show(self, show: Show) -> None:
         if not self.planned and (self.run.folder / PLAN).exists():
-            show(json.loads((self.run.folder / PLAN).read_text(encoding="utf-8")))
+            plan = json.loads((self.run.folder / PLAN).read_text(encoding="utf-8"))
+            show(self.run.name, plan)
             self.planned = True
         for path in self._files():
             for line in self._new(path):
-                show(json.loads(line) if path.suffix == ".jsonl" else {"message": line})
+                logged = json.loads(line) if path.suffix == ".jsonl" else {"message": line}
+                show(self.run.name, logged)
 
     def _new(self, path: Path) -> list[str]:
         size = _size(path)

@@ -383,8 +383,8 @@ class Training:
 
 
 def total_loss(update: Update, terms: Losses) -> Tensor:
-    """The weighted sum that an update descends."""
-    total = sum(weight * terms[name] for name, weight in update.weights.items())
+    """The weighted sum that an update descends, of those terms that have come in already."""
+    total = sum(weight * terms[name] for name, weight in update.weights.items() if name in terms)
     assert isinstance(total, Tensor)
     return total
 

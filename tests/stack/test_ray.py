@@ -161,6 +161,14 @@ def test_several_seeds_that_begin_with_another_run():
     losses = [run["metrics"]["valid_loss"] for run in result["runs"]]
     assert result["mean"]["valid_loss"] == pytest.approx(sum(losses) / 2)
     assert losses[0] != losses[1]
+    runs = [store.find(run["name"]) for run in result["runs"]]
+    [parent] = {run.parent for run in runs}
+    client = MlflowClient(tracking_uri=runs[0].tracking)
+    together = client.get_run(parent)
+    assert together.info.status == "FINISHED"
+    assert together.data.metrics["valid_loss_mean"] == pytest.approx(sum(losses) / 2)
+    tags = [client.get_run(run.run_id).data.tags for run in runs]
+    assert [each["mlflow.parentRunId"] for each in tags] == [parent] * 2
     begun = store.find("whole").result["metrics"]["valid_loss"]
     assert losses == pytest.approx([begun] * 2, rel=0.1)  # a step or two away from where it began
 

@@ -7,6 +7,7 @@ from torch.distributions import Normal, kl_divergence
 from attune.models import mime
 from attune.models.base import PAIRED, Progress
 from attune.models.decoding import decode
+from attune.models.latents import divergence
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.errors import UsageError
 from attune.platform.training import settings
@@ -51,7 +52,7 @@ def test_divergence():
     mean, log_variance, prior_mean, prior_log_variance = torch.randn(4, 3, 8)
     posterior = Normal(mean, (0.5 * log_variance).exp())
     prior = Normal(prior_mean, (0.5 * prior_log_variance).exp())
-    found = mime._divergence(mean, log_variance, prior_mean, prior_log_variance)
+    found = divergence(mean, log_variance, prior_mean, prior_log_variance)
     assert torch.allclose(found, kl_divergence(posterior, prior).sum(dim=1), rtol=1e-4)
 
 
@@ -70,7 +71,7 @@ def test_evidence_bounds(build, batch):
             prior = variant.prior(context[row : row + 1], group)
             both = torch.cat([context[row], given])[None]
             mean, log_variance = variant.posterior(both, group)
-            expected = mime._divergence(mean, log_variance, *prior)
+            expected = divergence(mean, log_variance, *prior)
             if own:
                 shares = variant.choices[group](mean).log_softmax(dim=-1)
                 expected = expected - shares[0, members.index(emotion)]

@@ -1,0 +1,38 @@
+"""What the systems with latents share: Gaussians, and a weight that rises."""
+
+import torch
+from torch import Tensor, nn
+
+from attune.models.base import Progress
+
+
+def annealed(steps: int, progress: Progress) -> float:
+    """The weight of a latent's divergence: it rises from 0 to 1 in so many steps."""
+    return min(1.0, progress.step / steps) if steps else 1.0
+
+
+class Gaussian(nn.Module):
+    """A Gaussian whose mean and deviation are read off something."""
+
+    def __init__(self, given: int, width: int):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(given, width), nn.ReLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, given) -> mean and logarithm of the variance, (B, D) each."""
+        mean, log_variance = self.layers(given).chunk(2, dim=-1)
+        return mean, log_variance
+
+
+def sampled(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """A sample through which gradients pass."""
+    return mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+
+
+def divergence(
+    mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor
+) -> Tensor:
+    """(B,) Kullback-Leibler divergence of a Gaussian from its prior."""
+    ratio = log_variance - prior_log_variance
+    off = (mean - prior_mean).square() * (-prior_log_variance).exp()
+    return 0.5 * (ratio.exp() - ratio - 1 + off).sum(dim=1)
