@@ -1,6 +1,6 @@
 """`attune evaluate`: how good are a run's answers to a whole split, or anybody's in a file?
 
-Of an annotator: how good are its marks?
+Of an annotator: how good are its marks? Of a classifier: how good are its labels?
 """
 
 import hashlib
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
     from attune.models.decoding import Decoding
     from attune.models.published import Figure
+    from attune.platform.annotating import Progress
     from attune.platform.evaluation.bertscore import BertScore
     from attune.platform.evaluation.evaluate import Evaluation
     from attune.platform.store import Run
 
-TEST, OWN_PROFILE, MARKS = "test", "attune", "marks"
+TEST, OWN_PROFILE = "test", "attune"
+MARKS, EMOTIONS = "marks", "emotions"
+"""What runs tell that do not answer."""
 PUBLISHED_ON = "ed"
 """The data that papers print figures of."""
 
@@ -91,7 +94,9 @@ def evaluate(
     responses; for a file --data says which.
 
     A run of an annotator marks the causes of a split instead, and is measured where the data say
-    what they are.
+    what they are. A run of a classifier tells the emotions of contexts and of responses; besides
+    accuracies there is the calibration error of its probabilities, before and after they are scaled
+    by a temperature that is fitted on valid, and what --threshold would keep.
 
     Examples:
 
@@ -102,21 +107,23 @@ def evaluate(
     - `attune evaluate mine --bertscore minilm`
     - `attune evaluate --answers theirs.jsonl --json`
     - `attune evaluate cause-annotator@latest --data data/reccon --threshold 0.4`
+    - `attune evaluate emotion-classifier@latest`
     """
     if (name is None) == (answers is None):
         raise UsageError("give either a RUN or --answers FILE, and not both")
     run = None if name is None else options.trained_run(name)
     published, special, metric = {}, _named(profile), _metric(bertscore)
-    if run is not None and marks_causes(run):
+    if run is not None and (kind := _labels(run)):
         answering = {
             "--decode": decode, "--set": settings, "--control": control,
             "--profile": profile != OWN_PROFILE, "--bertscore": bertscore,
         }  # fmt: skip
         if useless := [option for option, value in answering.items() if value]:
-            raise UsageError(f"{useless[0]} is for runs that answer: '{run.name}' marks causes")
-        result = of_annotator(run, data, split or TEST, threshold)
+            does = "marks causes" if kind == MARKS else "classifies texts"
+            raise UsageError(f"{useless[0]} is for runs that answer: '{run.name}' {does}")
+        result = of_labels(run, data, split or TEST, threshold)
     elif threshold is not None:
-        raise UsageError("--threshold is for runs of an annotator")
+        raise UsageError("--threshold is for runs of an annotator or a classifier")
     elif run is not None:
         decoding = options.decoding(decode, options.changes(settings))
         controls = options.controls(control, [run])
@@ -171,33 +178,35 @@ def of_run(
     }
 
 
-def marks_causes(run: "Run") -> bool:
-    """Whether a run is an annotator's."""
-    from attune.models.base import Annotator
+def _labels(run: "Run") -> str | None:
+    """What a run tells instead of answering."""
+    from attune.models.base import Annotator, TextClassifier
     from attune.platform.settings import find_variant
 
-    return issubclass(find_variant(run.variant)[0], Annotator)
+    variant = find_variant(run.variant)[0]
+    if issubclass(variant, Annotator):
+        return MARKS
+    return EMOTIONS if issubclass(variant, TextClassifier) else None
 
 
-def of_annotator(
-    run: "Run", data: str | None, split: str, threshold: float | None
-) -> dict[str, Any]:
-    """The same of an annotator's marks."""
-    from attune.platform import runs
-    from attune.platform.annotating import THRESHOLD
-    from attune.platform.corpora.prepare import read_marked
-    from attune.platform.evaluation import answers, causes
+def of_labels(run: "Run", data: str | None, split: str, threshold: float | None) -> dict[str, Any]:
+    """The same of an annotator's marks, or of a classifier's emotions."""
+    from attune.platform.evaluation import answers
 
     folder, others = _data(run, data, split)
-    samples = read_marked(folder, split)
-    threshold = THRESHOLD if threshold is None else threshold
-    with progress("samples") as bar:
-        task = bar.add_task(f"{run.name} on {split}", total=samples.height)
-        evaluation = causes.evaluate(
-            runs.load(run.model), samples, threshold, lambda done: bar.advance(task, done)
+    kind = _labels(run)
+    with progress("texts") as bar:
+        task = bar.add_task(f"{run.name} on {split}", total=None)
+        evaluation = (_marks if kind == MARKS else _emotions)(
+            run,
+            folder,
+            split,
+            threshold,
+            lambda count: bar.update(task, total=count),
+            lambda done: bar.advance(task, done),
         )
     ending = "".join(f"-{value[:8]}" for value in others.values())
-    path = run.folder / "answers" / f"{split}-{MARKS}{ending}.parquet"
+    path = run.folder / "answers" / f"{split}-{kind}{ending}.parquet"
     answers.write(evaluation.answers, path)
     return {
         "run_id": run.run_id,
@@ -207,6 +216,36 @@ def of_annotator(
         "signature": evaluation.signature,
         "metrics": evaluation.metrics,
     }
+
+
+def _marks(
+    run: "Run", folder: Path, split: str, threshold: float | None, total: "Progress",
+    done: "Progress",
+) -> "Evaluation":  # fmt: skip
+    from attune.platform import runs
+    from attune.platform.annotating import THRESHOLD
+    from attune.platform.corpora.prepare import read_marked
+    from attune.platform.evaluation import causes
+
+    samples = read_marked(folder, split)
+    total(samples.height)
+    given = THRESHOLD if threshold is None else threshold
+    return causes.evaluate(runs.load(run.model), samples, given, done)
+
+
+def _emotions(
+    run: "Run", folder: Path, split: str, threshold: float | None, total: "Progress",
+    done: "Progress",
+) -> "Evaluation":  # fmt: skip
+    from attune.platform import runs
+    from attune.platform.classifying import KINDS, temperatures
+    from attune.platform.corpora.prepare import read_samples
+    from attune.platform.evaluation import emotions
+
+    samples = read_samples(folder, split)
+    total(len(KINDS) * samples.height)
+    given = emotions.THRESHOLD if threshold is None else threshold
+    return emotions.evaluate(runs.load(run.model), samples, given, temperatures(run), done)
 
 
 def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str]]:
@@ -282,8 +321,7 @@ def _evaluated(
 
     model = runs.load(run.model)
     variant = model.variant
-    if not isinstance(variant, DialogueVariant):
-        raise UsageError(f"'{model.name}' does not answer: it is a classifier")
+    assert isinstance(variant, DialogueVariant)
     samples = samples_of(profile, read_samples(folder, split))
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
@@ -325,7 +363,10 @@ def log(run: "Run", result: dict[str, Any], controls: Mapping[str, str] | None =
         return
     answers = Path(result["answers"])
     decode = "-".join(
-        [result["decode"] or MARKS, *(f"{k}-{v}" for k, v in (controls or {}).items())]
+        [
+            result["decode"] or _labels(run) or "",
+            *(f"{k}-{v}" for k, v in (controls or {}).items()),
+        ]
     )
     log_evaluation(run, result["split"], decode, result["metrics"], answers)
 

@@ -100,7 +100,7 @@ def stochasticity(
 
     run = options.trained_run(name)
     _mime(run)
-    contexts = _samples(run, split, count, seed)["context"].to_list()
+    contexts = _drawn(run, split, count, seed)["context"].to_list()
     responder, chosen = Responder(run.model), {"seed": str(seed)}
     said: dict[str, list[str]] = {}
     with progress("answers") as bar:
@@ -192,7 +192,7 @@ def critics(
 
     run = options.trained_run(name)
     responder = Responder(run.model)
-    samples = _samples(run, split, count, seed, pl.col("next_turn").is_not_null())
+    samples = _drawn(run, split, count, seed, pl.col("next_turn").is_not_null())
     rows = responder.judged(samples)
     if not rows[0]["scores"]:
         raise UsageError(f"'{run.name}' is a {run.variant}: a run of empdg with critics is needed")
@@ -207,6 +207,71 @@ def critics(
     screen.print(made)
     if as_json:
         print_json({"run": run.name, "answers": rows})
+
+
+@app.command()
+def calibration(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run of `emotion-classifier`.")],
+    split: Annotated[
+        str, typer.Option(metavar="train|valid|test", help="Of which texts.")
+    ] = "test",
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
+    ] = Path("calibration.png"),
+    as_json: Json = False,
+) -> None:
+    """Draw how often a classifier is right against how sure it is (a reliability diagram).
+
+    For contexts and for responses, as it comes and scaled by the temperature that was fitted on
+    valid: the nearer to the diagonal, the more a threshold on its probabilities means. Picture and
+    calibration errors are logged to the run.
+
+    Examples:
+
+    - `attune show calibration emotion-classifier@latest --out calibration.png`
+    """
+    from attune.platform import classifying, runs
+    from attune.platform.evaluation import calibration
+    from attune.platform.tracking import log_picture
+
+    _check_picture(out)
+    run = options.trained_run(name)
+    model = runs.load(run.model)
+    emotions = classifying.classifier(model).facts.emotions
+    samples, truth = classifying.labelled(_samples(run, split), emotions)
+    if samples.is_empty():
+        raise UsageError(f"no sample of '{split}' has an emotion: choose another")
+    figure = _figure(8.4, 4)
+    errors: dict[str, float] = {}
+    drawn = figure.subplots(1, len(classifying.KINDS), sharey=True)
+    for axes, kind in zip(drawn, classifying.KINDS, strict=True):
+        raw = classifying.log_probabilities(model, samples, kind)
+        temperature = classifying.temperatures(run)[kind]
+        found = {
+            "as it comes": calibration.reliability(raw, truth),
+            f"at temperature {temperature:.2f}": calibration.reliability(
+                calibration.scaled(raw, temperature), truth
+            ),
+        }
+        for (label, one), color in zip(found.items(), COLORS.values(), strict=True):
+            axes.plot(
+                one.confidence, one.accuracy, ".-", color=color, label=f"{label}: {one.error:.1%}"
+            )
+        axes.plot([0, 1], [0, 1], ":", color="gray", linewidth=1)
+        axes.set(title=f"{kind}s of {split}", xlabel="probability of the likeliest emotion")
+        axes.legend(frameon=False, title="calibration error")
+        before, after = found.values()
+        errors |= {f"{kind}_uncalibrated": before.error, f"{kind}_calibrated": after.error}
+    figure.axes[0].set(ylabel="share that is right")
+    _save(figure, out)
+    if run.run_id is not None:
+        log_picture(run, out, {f"calibration_error_{each}": v for each, v in errors.items()})
+    screen = console(as_json)
+    for each, error in errors.items():
+        screen.print(f"{each.replace('_', ', ')}: calibration error {error:.2%}", markup=False)
+    screen.print(f"drawn: {out}", markup=False)
+    if as_json:
+        print_json({"picture": str(out), "run": run.name, "calibration_error": errors})
 
 
 def _check_picture(out: Path) -> None:
@@ -227,19 +292,24 @@ def _save(figure: "Figure", out: Path) -> None:
     figure.savefig(out, dpi=130)
 
 
-def _samples(
+def _drawn(
     run: "Run", split: str, count: int, seed: int, wanted: "pl.Expr | bool" = True
 ) -> "pl.DataFrame":
     """Some samples of what a run learned from, drawn by a seed."""
+    samples = _samples(run, split).filter(wanted)
+    if samples.is_empty():
+        raise UsageError(f"the split '{split}' has no such samples: choose another")
+    return samples.sample(min(count, samples.height), seed=seed)
+
+
+def _samples(run: "Run", split: str) -> "pl.DataFrame":
+    """A split of what a run learned from."""
     from attune.platform.corpora.conversations import SPLITS
     from attune.platform.corpora.prepare import find_data, read_samples
 
     if split not in SPLITS:
         raise UsageError(unknown("split", split, SPLITS))
-    samples = read_samples(find_data(run.data["folder"]), split).filter(wanted)
-    if samples.is_empty():
-        raise UsageError(f"the split '{split}' has no such samples: choose another")
-    return samples.sample(min(count, samples.height), seed=seed)
+    return read_samples(find_data(run.data["folder"]), split)
 
 
 def _mime(run: "Run") -> "Mime":

@@ -17,6 +17,7 @@ VARIANTS: dict[str, str] = {
     "emotion-cause-soft": "attune.models.emotion_cause:EmotionCause",
     "emotion-cause-hard": "attune.models.emotion_cause:HardEmotionCause",
     "cause-annotator": "attune.models.cause_annotator:CauseAnnotator",
+    "emotion-classifier": "attune.models.emotion_classifier:EmotionClassifier",
     "dummy": "attune.models.dummy:Dummy",
 }
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""

@@ -224,6 +224,29 @@ def read_by(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | N
     }
 
 
+def subwords_of(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+    """The texts alone, as a pretrained encoder reads them; nothing where there is none.
+
+    context_subwords      [CLS], then each utterance with [SEP] behind it, from 1 on
+    response_subwords     [CLS] response [SEP]
+
+    What is too long for the encoder loses its oldest subwords.
+    """
+    contexts = samples["context"].to_list()
+    responses = [[] if text is None else [text] for text in samples["response"]]
+    texts = list(dict.fromkeys(itertools.chain.from_iterable((*contexts, *responses))))
+    numbers = dict(zip(texts, encoder.subwords(texts), strict=True))
+
+    def read(spoken: Sequence[str]) -> list[int]:
+        behind = [number for text in spoken for number in (*numbers[text], encoder.separator)]
+        return [encoder.first, *behind[1 - encoder.longest :]] if spoken else []
+
+    return {
+        "context_subwords": Ragged.from_rows([read(context) for context in contexts]),
+        "response_subwords": Ragged.from_rows([read(response) for response in responses]),
+    }
+
+
 def followed(columns: Columns) -> Columns:
     """The samples whose response the speaker answers."""
     replies = columns["next_turn"]
@@ -287,6 +310,14 @@ class Loaded:
     following: Position
 
 
+def _lengths(columns: Columns, name: str) -> Numbers:
+    column = columns.get(name)
+    if column is None:
+        return np.zeros(len(columns["index"]), dtype=np.int64)
+    assert isinstance(column, Ragged)
+    return column.lengths
+
+
 class Stream:
     """Endless batches of one stream of samples, the same for the same seed."""
 
@@ -306,9 +337,11 @@ class Stream:
         """`size` counts samples, or tokens of contexts and responses with their padding.
 
         Batches are of like responses, or with `by_context` of like contexts (for decoding).
+        Unpaired text lacks one of the two.
         """
-        lengths = [column.lengths for column in (columns["context"], columns["response"])]  # type: ignore[union-attr]
-        self.context_lengths, self.response_lengths = lengths
+        self.context_lengths = _lengths(columns, "context")
+        self.response_lengths = _lengths(columns, "response")
+        self.tokens = self.response_lengths if "response" in columns else self.context_lengths
         if len(self.response_lengths) < world_size:
             raise DataError(
                 f"{len(self.response_lengths)} samples cannot be shared by {world_size} workers"
@@ -367,7 +400,7 @@ class Stream:
             else torch.from_numpy(column[mine])
             for name, column in self.columns.items()
         }
-        tokens = int(self.response_lengths[rows].sum())
+        tokens = int(self.tokens[rows].sum())
         batch = Batch(
             tensors=tensors,
             samples=len(rows) / self.world_size,
