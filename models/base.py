@@ -51,6 +51,11 @@ Batches = Mapping[str, Batch]
 PAIRED = "paired"
 FOLLOWED = "followed"
 """The paired samples whose response the speaker answers: `next_turn` is there."""
+CONTEXTS, RESPONSES = "contexts", "responses"
+"""Unpaired text: `index`, `context`, `context_roles` and `emotion`, and nothing of a response; or
+`index`, `response` and `emotion`, and nothing of a context. A variant that asks for them has the
+settings `harvest`, the folder they come from (empty: the data's own), and `harvest_threshold`, how
+sure their emotions must be. Only training has them: on valid, losses get paired samples alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from attune.models.base import Batch
+from attune.models.base import CONTEXTS, RESPONSES, Batch
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.errors import DataError, unknown
 from attune.platform.text.encoders import TextEncoder
@@ -253,6 +253,18 @@ def followed(columns: Columns) -> Columns:
     assert isinstance(replies, Ragged)
     rows = np.flatnonzero(replies.lengths)
     return {name: column[rows] for name, column in columns.items()}
+
+
+UNPAIRED_COLUMNS = {
+    CONTEXTS: ("index", "context", "context_roles", "emotion"),
+    RESPONSES: ("index", "response", "emotion"),
+}
+
+
+def unpaired(columns: Columns, stream: str) -> Columns:
+    """What there is of contexts, or of responses, that belong to no pair: a batch then lacks the
+    other side, instead of having an empty one."""
+    return {name: columns[name] for name in UNPAIRED_COLUMNS[stream]}
 
 
 def _felt(

@@ -8,6 +8,7 @@ encoder/                the pretrained encoder's shape and tokenizer, where the 
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -209,6 +210,10 @@ def load(folder: Path) -> Model:
         lexicon=lexicon,
         encoder=encoder,
     )
+
+
+load_once = functools.lru_cache(1)(load)
+"""For processes that do many tasks with one model."""
 
 
 def save_weights(variant: Variant, path: Path) -> None:
