@@ -20,7 +20,7 @@ from attune.platform.classifying import (
 from attune.platform.errors import UsageError
 from attune.platform.evaluation import calibration, metrics
 from attune.platform.evaluation.calibration import Labels
-from attune.platform.evaluation.evaluate import Evaluation
+from attune.platform.evaluation.evaluate import Evaluation, predictions
 from attune.platform.evaluation.metrics import Floats
 
 THRESHOLD = 0.6
@@ -55,6 +55,28 @@ def evaluate(
     found["parameters"] = sum(p.numel() for p in model.variant.parameters())
     signature = f"{calibration.SIGNATURE} threshold:{threshold} samples:{known.height}"
     return Evaluation(metrics=found, answers=table, signature=signature)
+
+
+def predicted(model: runs.Model, samples: pl.DataFrame) -> pl.DataFrame:
+    """`emotion` and `predicted_emotion` of the samples that have an emotion, by any variant."""
+    emotions = model.variant.facts.emotions
+    known, _ = labelled(samples, emotions)
+    found = predictions(model.variant, model.columns(known)).get("emotion")
+    if found is None:
+        raise UsageError(f"'{model.name}' predicts no emotion: name a run that does")
+    names = pl.Series("predicted_emotion", [emotions[number] for number in found.argmax(axis=1)])
+    return known.select("emotion").with_columns(names)
+
+
+def by_emotion(predicted: pl.DataFrame) -> pl.DataFrame:
+    """(emotion, samples, accuracy), by the alphabet."""
+    right = (pl.col("emotion") == pl.col("predicted_emotion")).fill_null(False)
+    return (
+        predicted.drop_nulls("emotion")
+        .group_by("emotion")
+        .agg(samples=pl.len(), accuracy=right.mean())
+        .sort("emotion")
+    )
 
 
 def scores(log_probabilities: Floats, truth: Labels, threshold: float) -> dict[str, float | None]:

@@ -1,5 +1,6 @@
 """The emotion classifier: what it reads, what its probabilities mean, and how it is measured."""
 
+import dataclasses
 import itertools
 import json
 
@@ -224,3 +225,41 @@ def test_show_calibration(call, tmp_path):  # noqa: F811
     )
     assert "classifies no texts" in refused(call("show", "calibration", "talker"))
     assert "ends in .png" in refused(call("show", "calibration", "teller", "--out", "x.xyz"))
+
+
+def test_accuracy_by_emotion():
+    predicted = pl.DataFrame(
+        {
+            "emotion": ["sad", "proud", "sad", "sad", None],
+            "predicted_emotion": ["sad", "sad", "sad", None, "sad"],
+        }
+    )
+    assert emotions.by_emotion(predicted).rows() == [("proud", 1, 0.0), ("sad", 3, 2 / 3)]
+
+
+def test_show_emotions(call, home, tmp_path, build, prepared):  # noqa: F811
+    for name, variant in (("first", "multi-trs"), ("silent", "transformer")):
+        run = store.find("talker")
+        run = dataclasses.replace(run, name=name, folder=home / "runs" / name, variant=variant)
+        run.write()
+        runs.save(build(variant), run.model)
+    out = tmp_path / "figure-4.png"
+    command = ("show", "emotions", "first", "teller", "--split", "valid", "--out", out, "--json")
+    done = spoken(call(*command))
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert [row["emotion"] for row in done["emotions"]] == sorted(EMOTIONS)
+    samples = read_samples(prepared, "valid")
+    assert sum(row["samples"] for row in done["emotions"]) == samples.height
+    found = spoken(call("evaluate", "teller", "--split", "valid", "--json"))
+    assert done["runs"][1]["accuracy"] == pytest.approx(found["metrics"]["emotion_accuracy"])
+    of_emotions = [row["second"] for row in done["emotions"]]
+    assert done["runs"][1]["spread"] == pytest.approx(np.std(of_emotions))
+    # What was predicted before is not predicted again.
+    kept = pl.read_parquet(found["answers"]).with_columns(predicted_emotion="emotion")
+    kept.write_parquet(found["answers"])
+    assert spoken(call(*command))["runs"][1] == {
+        "run": "teller", "variant": "emotion-classifier", "accuracy": 1.0, "spread": 0.0
+    }  # fmt: skip
+    assert "'transformer' predicts no emotion" in refused(
+        call("show", "emotions", "silent", "teller", "--out", out)
+    )
