@@ -18,6 +18,7 @@ from attune.platform.batches import Stream
 from attune.platform.corpora.prepare import find_data, read_manifest, read_samples
 from attune.platform.errors import UsageError
 from attune.platform.evaluation import calibration
+from attune.platform.evaluation.calibration import Labels
 from attune.platform.evaluation.metrics import Floats
 from attune.platform.store import Run
 
@@ -54,7 +55,7 @@ def log_probabilities(
     return found
 
 
-def labelled(samples: pl.DataFrame, emotions: tuple[str, ...]) -> tuple[pl.DataFrame, Floats]:
+def labelled(samples: pl.DataFrame, emotions: tuple[str, ...]) -> tuple[pl.DataFrame, Labels]:
     """The samples whose emotion is among those, and its numbers."""
     known = samples.filter(pl.col("emotion").is_in(emotions))
     numbers = {emotion: number for number, emotion in enumerate(emotions)}

@@ -39,6 +39,7 @@ from attune.platform.corpora.prepare import (
     REJECTS,
     Target,
     content,
+    find_data,
     joint_hash,
     prepare,
     read_manifest,
@@ -83,7 +84,7 @@ def label(shard: Shard) -> int:
         texts = _labelled(runs.load_once(Path(shard.model)), texts, shard.kind, shard.temperature)
     path = Path(shard.file)
     new = path.with_suffix(".new")
-    texts.select(HARVESTED.names()).cast(HARVESTED).write_parquet(new)  # type: ignore[arg-type]
+    texts.select(HARVESTED.names()).cast(HARVESTED).write_parquet(new)
     new.replace(path)
     return shard.rows
 
@@ -146,14 +147,17 @@ def harvest(
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
     work = out.resolve().parent / f".{out.name}.harvest-{key}"
     work.mkdir(parents=True, exist_ok=True)
-    folders = [_prepared(source, work / f"source-{n}") for n, source in enumerate(sources)]
-    shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in KINDS}
-    total(sum(shard.rows for of_kind in shards.values() for shard in of_kind))
-    cluster.make_files(label, [one for of_kind in shards.values() for one in of_kind], progress)
     made = target.beside()
     try:
+        folders = [_prepared(source, work / f"source-{n}") for n, source in enumerate(sources)]
+        shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in KINDS}
+        total(sum(shard.rows for of_kind in shards.values() for shard in of_kind))
+        cluster.make_files(label, [one for of_kind in shards.values() for one in of_kind], progress)
         manifest = _write(made, folders, shards, maker)
         target.publish(made, manifest)
+    except (DataError, UsageError):
+        shutil.rmtree(work)  # what is wrong would be so again: there is nothing to go on with
+        raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
     shutil.rmtree(work)
@@ -176,7 +180,7 @@ def _is_prepared(source: str) -> bool:
 def _prepared(source: str, folder: Path) -> Path:
     """A source as samples: the folder it is already, or one that is made of it, once."""
     if _is_prepared(source):
-        return Path(source).resolve()
+        return find_data(source)
     if not (folder / MANIFEST).is_file():
         prepare(source, folder, any_emotion=True)
     return folder

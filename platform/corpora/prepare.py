@@ -416,5 +416,10 @@ def find_data(text: str) -> Path:
             prepare(bundled.NAME, folder)
         return folder
     folder = Path(text).absolute()
-    read_manifest(folder)
+    manifest = read_manifest(folder)
+    if SPLITS[0] not in manifest["splits"]:
+        raise UsageError(
+            f"'{folder}' holds no pairs ({manifest['format']}): name a folder by 'attune data "
+            f"prepare'; unpaired text is added to it with --set harvest=DIR"
+        )
     return folder

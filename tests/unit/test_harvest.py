@@ -260,6 +260,7 @@ def test_what_cannot_be_harvested_is_refused(call, tmp_path):  # noqa: F811
     (tmp_path / "empty.jsonl").write_text('{"id": "a", "utterances": []}\n')
     message = said("teller", "--source", tmp_path / "empty.jsonl", *out, code=1)
     assert "empty.jsonl, row 1: not a list: 'utterances' must be a list" in message
+    assert not list(tmp_path.glob(".*"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "note").write_text("mine")
     assert "is there already" in said("teller", "--source", source, *out)
@@ -335,6 +336,10 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
         begin(prepared, harvest="nowhere")
     with pytest.raises(UsageError, match="this is prepared data, and no harvest"):
         begin(prepared, harvest=str(prepared))
+    with pytest.raises(UsageError, match=r"holds no pairs \(harvest\)"):
+        begin(out)
+    with pytest.raises(UsageError, match="holds no pairs"):
+        harvesting.harvest(store.find("teller"), [str(out)], tmp_path / "again")
     with pytest.raises(UsageError, match=r"harvest_threshold=1\.0"):
         begin(prepared, harvest=str(out), harvest_threshold=1.0)
     run = begin(prepared, harvest=str(out), harvest_threshold=0.0)
