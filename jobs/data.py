@@ -10,6 +10,7 @@ from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json, progress
 from attune.platform.corpora.sources import AUTO, READERS
+from attune.platform.errors import UsageError
 
 # Importing the tokenizer (nltk) takes two seconds, which `--help` should not: commands import it.
 
@@ -114,6 +115,91 @@ def inspect_command(
         print_json(report)
 
 
+@app.command("harvest")
+def harvest_command(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run of `emotion-classifier`, by name or MLflow id."),
+    ],
+    source: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PATH",
+            help="Conversations: a file or folder in any form that `data prepare` reads, or a "
+            "prepared folder. May be given several times.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The folder to make. It appears whole or not at all."),
+    ],
+    threshold: Annotated[
+        float, typer.Option(metavar="P", help="How sure a text's emotion must be to be counted.")
+    ] = 0.6,
+    min_length: Annotated[int, typer.Option(help="Tokens that a text has at least.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Gather unpaired contexts and responses from conversations, each with its likeliest emotion.
+
+    Reads EDOS, RECCON's DailyDialog, MELD, and anybody's own conversations (JSON lines of Reddit or
+    Twitter, say; docs/harvesting.md shows the form). All texts are kept with their calibrated
+    probabilities, so another threshold needs no classifier: give the command again, or train with
+    `--set harvest=DIR --set harvest_threshold=P`. The work is shared by the cores of the machine,
+    or of the cluster that RAY_ADDRESS names. Given again after an interruption, it goes on.
+
+    Examples:
+
+    - `attune data harvest emotion-classifier@latest --source edos/ --source meld/ --out data/open`
+    - `attune data harvest mine --source reddit.jsonl.gz --out data/reddit --threshold 0.7`
+    """
+    from attune.jobs import options
+    from attune.platform import harvesting
+    from attune.platform.corpora import prepare
+
+    if not 0 <= threshold < 1:
+        raise UsageError(f"--threshold {threshold}: from 0 to less than 1 is expected")
+    run = options.trained_run(name)
+    with progress("texts") as bar:
+        task = bar.add_task(f"{run.name} harvests", total=None)
+        manifest = harvesting.harvest(
+            run,
+            source,
+            out,
+            min_length=min_length,
+            total=lambda count: bar.update(task, total=count),
+            progress=lambda done: bar.advance(task, done),
+        )
+    found = harvesting.counts(out, threshold)
+    screen = console(as_json)
+    _show_harvest(screen, found, threshold)
+    _show_rejected(screen, out, manifest)
+    screen.print(f"harvest: {out} ({manifest['hash'][:12]})", markup=False)
+    if as_json:
+        print_json(
+            {
+                "out": str(out),
+                "hash": manifest["hash"],
+                "threshold": threshold,
+                "streams": found,
+                "harvest": manifest["harvest"],
+                "rejected": prepare.rejected(out, manifest),
+            }
+        )
+
+
+def _show_harvest(screen: Console, found: dict[str, Any], threshold: float) -> None:
+    table = _table(f"texts whose emotion is surer than {threshold}")
+    table.add_column("emotion")
+    for stream in found:
+        table.add_column(stream, justify="right")
+    emotions = sorted({emotion for counts in found.values() for emotion in counts["emotions"]})
+    for emotion in emotions:
+        kept = (f"{counts['emotions'].get(emotion, 0):,}" for counts in found.values())
+        table.add_row(emotion, *kept)
+    table.add_row("all", *(f"{c['kept']:,} of {c['texts']:,}" for c in found.values()))
+    screen.print(table)
+
+
 def _show_counts(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
     table = _table(escape(f"{folder} ({manifest['format']}, {manifest['hash'][:12]})"))
     for name in ("stream", "conversations", "samples"):
@@ -123,6 +209,10 @@ def _show_counts(screen: Console, folder: Path, manifest: dict[str, Any]) -> Non
     screen.print(table)
     for reason, count in manifest["tolerated"].items():
         screen.print(f"put right: {count:,} {reason}", markup=False)
+    _show_rejected(screen, folder, manifest)
+
+
+def _show_rejected(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
     rejected = manifest["rejected"]
     if rejected["rows"]:
         where = folder / rejected["file"]

@@ -1,11 +1,12 @@
 """`attune evaluate`: how good are a run's answers to a whole split, or anybody's in a file?
 
-Of an annotator: how good are its marks?
+Of an annotator: how good are its marks? Of a classifier: how good are its labels?
 """
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,11 +24,17 @@ if TYPE_CHECKING:
 
     from attune.models.decoding import Decoding
     from attune.models.published import Figure
-    from attune.platform.evaluation.bertscore import BertScore
+    from attune.platform.annotating import Progress
     from attune.platform.evaluation.evaluate import Evaluation
     from attune.platform.store import Run
 
-TEST, OWN_PROFILE, MARKS = "test", "attune", "marks"
+    Measure = Callable[
+        [pl.Series, pl.Series, Path | None, Progress], tuple[dict[str, float | None], str]
+    ]
+
+TEST, OWN_PROFILE = "test", "attune"
+MARKS, EMOTIONS = "marks", "emotions"
+"""What runs tell that do not answer."""
 PUBLISHED_ON = "ed"
 """The data that papers print figures of."""
 
@@ -78,6 +85,14 @@ def evaluate(
             "the one that is named.",
         ),
     ] = None,
+    embedding_metrics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also Embedding Average, Greedy and Extrema, with these word vectors (GloVe's "
+            "text form, may be packed).",
+        ),
+    ] = None,
     threshold: options.Threshold = None,
     as_json: Json = False,
 ) -> None:
@@ -91,7 +106,9 @@ def evaluate(
     responses; for a file --data says which.
 
     A run of an annotator marks the causes of a split instead, and is measured where the data say
-    what they are.
+    what they are. A run of a classifier tells the emotions of contexts and of responses; besides
+    accuracies there is the calibration error of its probabilities, before and after they are scaled
+    by a temperature that is fitted on valid, and what --threshold would keep.
 
     Examples:
 
@@ -99,29 +116,33 @@ def evaluate(
     - `attune evaluate mine --split valid --decode beam --set beams=10`
     - `attune evaluate mine --data data/ed --decode topk --set top_k=5 --set seed=1`
     - `attune evaluate empdg@latest --profile empdg`
-    - `attune evaluate mine --bertscore minilm`
+    - `attune evaluate mine --bertscore minilm --embedding-metrics glove.6B.300d.txt`
     - `attune evaluate --answers theirs.jsonl --json`
     - `attune evaluate cause-annotator@latest --data data/reccon --threshold 0.4`
+    - `attune evaluate emotion-classifier@latest`
     """
     if (name is None) == (answers is None):
         raise UsageError("give either a RUN or --answers FILE, and not both")
     run = None if name is None else options.trained_run(name)
-    published, special, metric = {}, _named(profile), _metric(bertscore)
-    if run is not None and marks_causes(run):
+    published, special = {}, _named(profile)
+    measures = _measures(bertscore, embedding_metrics)
+    if run is not None and (kind := _labels(run)):
         answering = {
             "--decode": decode, "--set": settings, "--control": control,
             "--profile": profile != OWN_PROFILE, "--bertscore": bertscore,
+            "--embedding-metrics": embedding_metrics,
         }  # fmt: skip
         if useless := [option for option, value in answering.items() if value]:
-            raise UsageError(f"{useless[0]} is for runs that answer: '{run.name}' marks causes")
-        result = of_annotator(run, data, split or TEST, threshold)
+            does = "marks causes" if kind == MARKS else "classifies texts"
+            raise UsageError(f"{useless[0]} is for runs that answer: '{run.name}' {does}")
+        result = of_labels(run, data, split or TEST, threshold)
     elif threshold is not None:
-        raise UsageError("--threshold is for runs of an annotator")
+        raise UsageError("--threshold is for runs of an annotator or a classifier")
     elif run is not None:
         decoding = options.decoding(decode, options.changes(settings))
         controls = options.controls(control, [run])
         special |= controls
-        result = of_run(run, data, split or TEST, decoding, controls, profile, metric)
+        result = of_run(run, data, split or TEST, decoding, controls, profile, measures)
         published = _published(run, data, result)
     else:
         assert answers is not None
@@ -131,7 +152,7 @@ def evaluate(
         }  # fmt: skip
         if useless := [option for option, value in given.items() if value]:
             raise UsageError(f"{useless[0]} is for a RUN: the answers in a file are made already")
-        result = _of_file(answers, metric, data)
+        result = _of_file(answers, measures, data)
     _show(console(as_json), result, published)
     if run is not None:
         log(run, result, special)
@@ -146,7 +167,7 @@ def of_run(
     decoding: "Decoding",
     controls: Mapping[str, str] | None = None,
     profile: str = OWN_PROFILE,
-    metric: "BertScore | None" = None,
+    measures: "Sequence[Measure]" = (),
 ) -> dict[str, Any]:
     """What the command's JSON says, with the answers kept in the run's folder."""
     import polars as pl
@@ -160,7 +181,7 @@ def of_run(
     # `answer` holds tokens already: under this name they are scored as they stand.
     table = evaluation.answers.with_columns(answer_tokens=pl.col("answer"))
     answers.write(table, path)
-    more, definition = _bertscore(metric, table, folder)
+    more, definition = _measured(measures, table, folder)
     return {
         "run_id": run.run_id,
         "split": split,
@@ -171,33 +192,35 @@ def of_run(
     }
 
 
-def marks_causes(run: "Run") -> bool:
-    """Whether a run is an annotator's."""
-    from attune.models.base import Annotator
+def _labels(run: "Run") -> str | None:
+    """What a run tells instead of answering."""
+    from attune.models.base import Annotator, TextClassifier
     from attune.platform.settings import find_variant
 
-    return issubclass(find_variant(run.variant)[0], Annotator)
+    variant = find_variant(run.variant)[0]
+    if issubclass(variant, Annotator):
+        return MARKS
+    return EMOTIONS if issubclass(variant, TextClassifier) else None
 
 
-def of_annotator(
-    run: "Run", data: str | None, split: str, threshold: float | None
-) -> dict[str, Any]:
-    """The same of an annotator's marks."""
-    from attune.platform import runs
-    from attune.platform.annotating import THRESHOLD
-    from attune.platform.corpora.prepare import read_marked
-    from attune.platform.evaluation import answers, causes
+def of_labels(run: "Run", data: str | None, split: str, threshold: float | None) -> dict[str, Any]:
+    """The same of an annotator's marks, or of a classifier's emotions."""
+    from attune.platform.evaluation import answers
 
     folder, others = _data(run, data, split)
-    samples = read_marked(folder, split)
-    threshold = THRESHOLD if threshold is None else threshold
-    with progress("samples") as bar:
-        task = bar.add_task(f"{run.name} on {split}", total=samples.height)
-        evaluation = causes.evaluate(
-            runs.load(run.model), samples, threshold, lambda done: bar.advance(task, done)
+    kind = _labels(run)
+    with progress("texts") as bar:
+        task = bar.add_task(f"{run.name} on {split}", total=None)
+        evaluation = (_marks if kind == MARKS else _emotions)(
+            run,
+            folder,
+            split,
+            threshold,
+            lambda count: bar.update(task, total=count),
+            lambda done: bar.advance(task, done),
         )
     ending = "".join(f"-{value[:8]}" for value in others.values())
-    path = run.folder / "answers" / f"{split}-{MARKS}{ending}.parquet"
+    path = run.folder / "answers" / f"{split}-{kind}{ending}.parquet"
     answers.write(evaluation.answers, path)
     return {
         "run_id": run.run_id,
@@ -207,6 +230,36 @@ def of_annotator(
         "signature": evaluation.signature,
         "metrics": evaluation.metrics,
     }
+
+
+def _marks(
+    run: "Run", folder: Path, split: str, threshold: float | None, total: "Progress",
+    done: "Progress",
+) -> "Evaluation":  # fmt: skip
+    from attune.platform import runs
+    from attune.platform.annotating import THRESHOLD
+    from attune.platform.corpora.prepare import read_marked
+    from attune.platform.evaluation import causes
+
+    samples = read_marked(folder, split)
+    total(samples.height)
+    given = THRESHOLD if threshold is None else threshold
+    return causes.evaluate(runs.load(run.model), samples, given, done)
+
+
+def _emotions(
+    run: "Run", folder: Path, split: str, threshold: float | None, total: "Progress",
+    done: "Progress",
+) -> "Evaluation":  # fmt: skip
+    from attune.platform import runs
+    from attune.platform.classifying import KINDS, temperatures
+    from attune.platform.corpora.prepare import read_samples
+    from attune.platform.evaluation import emotions
+
+    samples = read_samples(folder, split)
+    total(len(KINDS) * samples.height)
+    given = emotions.THRESHOLD if threshold is None else threshold
+    return emotions.evaluate(runs.load(run.model), samples, given, temperatures(run), done)
 
 
 def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str]]:
@@ -224,34 +277,46 @@ def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str
     return folder, {} if is_own else {"data": data_hash}
 
 
-def _metric(bertscore: str | None) -> "BertScore | None":
-    """Loaded before the answers are made: an encoder that is not there is told at once."""
-    if bertscore is None:
-        return None
-    from attune.platform.evaluation.bertscore import load
+def _measures(encoder: str | None, vectors: Path | None) -> "list[Measure]":
+    """What is measured by pretrained models where it is asked for. They are looked for before the
+    answers are made: what is not there is told at once."""
+    from attune.platform.evaluation import bertscore, embeddings
 
-    return load(bertscore)
+    found: list[Measure] = []
+    if encoder is not None:
+        metric = bertscore.load(encoder)
+        found.append(
+            lambda said, meant, folder, done: bertscore.score(
+                metric, said.to_list(), meant.to_list(), folder, done
+            )
+        )
+    if vectors is not None:
+        path = vectors
+        embeddings.check(path)
+        found.append(lambda said, meant, _, done: embeddings.score(path, said, meant, done))
+    return found
 
 
-def _bertscore(
-    metric: "BertScore | None", answers: "pl.DataFrame", folder: Path | None
+def _measured(
+    measures: "Sequence[Measure]", answers: "pl.DataFrame", folder: Path | None
 ) -> tuple[dict[str, float | None], str]:
-    """BERTScore where it is asked for, and what to add to the signature."""
-    if metric is None:
-        return {}, ""
-    from attune.platform.evaluation import bertscore
+    """Their metrics, and what to add to the signature."""
     from attune.platform.evaluation.answers import tokens
 
+    metrics: dict[str, float | None] = {}
+    definitions = ""
     with progress("pairs") as bar:
-        task = bar.add_task("BERTScore", total=answers.height)
-        found, definition = bertscore.score(
-            metric,
-            tokens(answers, "answer").to_list(),
-            tokens(answers, "response").to_list(),
-            folder,
-            lambda done: bar.advance(task, done),
-        )
-    return found, f" {definition}"
+        for measure in measures:
+            task = bar.add_task("comparing answers with responses", total=answers.height)
+            found, definition = measure(
+                tokens(answers, "answer"),
+                tokens(answers, "response"),
+                folder,
+                functools.partial(bar.advance, task),
+            )
+            metrics |= found
+            definitions += f" {definition}"
+    return metrics, definitions
 
 
 def _named(profile: str) -> dict[str, str]:
@@ -282,8 +347,7 @@ def _evaluated(
 
     model = runs.load(run.model)
     variant = model.variant
-    if not isinstance(variant, DialogueVariant):
-        raise UsageError(f"'{model.name}' does not answer: it is a classifier")
+    assert isinstance(variant, DialogueVariant)
     samples = samples_of(profile, read_samples(folder, split))
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
@@ -300,13 +364,13 @@ def _evaluated(
         )
 
 
-def _of_file(path: Path, metric: "BertScore | None", data: str | None) -> dict[str, Any]:
+def _of_file(path: Path, measures: "Sequence[Measure]", data: str | None) -> dict[str, Any]:
     from attune.platform.corpora.prepare import find_data
     from attune.platform.evaluation import answers
 
     given = answers.read(path)
     metrics, signature = answers.score(given)
-    more, definition = _bertscore(metric, given, find_data(data) if data else None)
+    more, definition = _measured(measures, given, find_data(data) if data else None)
     return {
         "run_id": None,
         "split": None,
@@ -325,7 +389,10 @@ def log(run: "Run", result: dict[str, Any], controls: Mapping[str, str] | None =
         return
     answers = Path(result["answers"])
     decode = "-".join(
-        [result["decode"] or MARKS, *(f"{k}-{v}" for k, v in (controls or {}).items())]
+        [
+            result["decode"] or _labels(run) or "",
+            *(f"{k}-{v}" for k, v in (controls or {}).items()),
+        ]
     )
     log_evaluation(run, result["split"], decode, result["metrics"], answers)
 

@@ -45,8 +45,9 @@ Threshold = Annotated[
     float | None,
     typer.Option(
         metavar="P",
-        help="From which probability on an annotator's mark is a cause.",
-        show_default="0.5",
+        help="From which probability on an annotator's mark is a cause, or above which a text is "
+        "kept with a classifier's emotion.",
+        show_default="0.5, or 0.6",
     ),
 ]
 

@@ -1,6 +1,7 @@
 """`attune show`: what a paper shows of its own model, drawn or printed from runs."""
 
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from attune.models.mime import Mime
+    from attune.platform.evaluation.calibration import Reliability
     from attune.platform.store import Run
 
 app = typer.Typer(no_args_is_help=True, help="Show what papers show of their own models.")
@@ -49,8 +51,6 @@ def embeddings(
     """
     from sklearn.metrics import silhouette_score
 
-    from attune.platform.tracking import log_picture
-
     _check_picture(out)
     runs = [options.trained_run(name) for name in names]
     found = [(run, _mime(run)) for run in runs]
@@ -66,10 +66,8 @@ def embeddings(
         axes.set_title(f"{run.name} ({run.variant})\nseparation {separation:.3f}")
         drawn.append({"run": run.name, "variant": run.variant, "separation": separation})
     figure.axes[0].legend(frameon=False)
-    _save(figure, out)
-    for (run, _), one in zip(found, drawn, strict=True):
-        if run.run_id is not None:
-            log_picture(run, out, {"emotion_separation": one["separation"]})
+    separations = ({"emotion_separation": one["separation"]} for one in drawn)
+    _keep(figure, out, zip(runs, separations, strict=True))
     screen = console(as_json)
     for one in drawn:
         screen.print(f"{one['run']}: separation {one['separation']:.3f}", markup=False)
@@ -100,7 +98,7 @@ def stochasticity(
 
     run = options.trained_run(name)
     _mime(run)
-    contexts = _samples(run, split, count, seed)["context"].to_list()
+    contexts = _drawn(run, split, count, seed)["context"].to_list()
     responder, chosen = Responder(run.model), {"seed": str(seed)}
     said: dict[str, list[str]] = {}
     with progress("answers") as bar:
@@ -140,7 +138,6 @@ def attention(
     - `attune show attention empdg@latest --context "I got a new job!" --out table-4.png`
     """
     from attune.platform.serving import Responder
-    from attune.platform.tracking import log_picture
 
     _check_picture(out)
     run = options.trained_run(name)
@@ -159,9 +156,7 @@ def attention(
         axes.set_xticks(range(len(words)), words, rotation=90)
         axes.set_yticks(range(len(said)), said)
         axes.set_title(title)
-    _save(figure, out)
-    if run.run_id is not None:
-        log_picture(run, out, {})
+    _keep(figure, out, [(run, {})])
     screen = console(as_json)
     screen.print(f"{run.name}: {answer.text}", markup=False)
     screen.print(f"drawn: {out}", markup=False)
@@ -192,7 +187,7 @@ def critics(
 
     run = options.trained_run(name)
     responder = Responder(run.model)
-    samples = _samples(run, split, count, seed, pl.col("next_turn").is_not_null())
+    samples = _drawn(run, split, count, seed, pl.col("next_turn").is_not_null())
     rows = responder.judged(samples)
     if not rows[0]["scores"]:
         raise UsageError(f"'{run.name}' is a {run.variant}: a run of empdg with critics is needed")
@@ -209,6 +204,161 @@ def critics(
         print_json({"run": run.name, "answers": rows})
 
 
+@app.command()
+def calibration(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run of `emotion-classifier`.")],
+    split: Annotated[
+        str, typer.Option(metavar="train|valid|test", help="Of which texts.")
+    ] = "test",
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
+    ] = Path("calibration.png"),
+    as_json: Json = False,
+) -> None:
+    """Draw how often a classifier is right against how sure it is (a reliability diagram).
+
+    For contexts and for responses, as it comes and scaled by the temperature that was fitted on
+    valid: the nearer to the diagonal, the more a threshold on its probabilities means. Picture and
+    calibration errors are logged to the run.
+
+    Examples:
+
+    - `attune show calibration emotion-classifier@latest --out calibration.png`
+    """
+    from attune.platform import classifying, runs
+    from attune.platform.evaluation import calibration
+
+    _check_picture(out)
+    run = options.trained_run(name)
+    model = runs.load(run.model)
+    emotions = classifying.classifier(model).facts.emotions
+    samples, truth = classifying.labelled(_samples(run, split), emotions)
+    if samples.is_empty():
+        raise UsageError(f"no sample of '{split}' has an emotion: choose another")
+    figure = _figure(8.4, 4)
+    errors: dict[str, float] = {}
+    drawn = figure.subplots(1, len(classifying.KINDS), sharey=True)
+    for axes, kind in zip(drawn, classifying.KINDS, strict=True):
+        raw = classifying.log_probabilities(model, samples, kind)
+        temperature = classifying.temperatures(run)[kind]
+        before = calibration.reliability(raw, truth)
+        after = calibration.reliability(calibration.scaled(raw, temperature), truth)
+        _draw_reliability(axes, {"as it comes": before, f"at temperature {temperature:.2f}": after})
+        axes.set(title=f"{kind}s of {split}", xlabel="probability of the likeliest emotion")
+        errors |= {f"{kind}_uncalibrated": before.error, f"{kind}_calibrated": after.error}
+    figure.axes[0].set(ylabel="share that is right")
+    _keep(figure, out, [(run, {f"calibration_error_{each}": e for each, e in errors.items()})])
+    screen = console(as_json)
+    for each, error in errors.items():
+        screen.print(f"{each.replace('_', ', ')}: calibration error {error:.2%}", markup=False)
+    screen.print(f"drawn: {out}", markup=False)
+    if as_json:
+        print_json({"picture": str(out), "run": run.name, "calibration_error": errors})
+
+
+def _draw_reliability(axes: "Axes", found: "Mapping[str, Reliability]") -> None:
+    for (label, one), color in zip(found.items(), COLORS.values(), strict=True):
+        error = f"{label}: {one.error:.1%}"
+        axes.plot(one.confidence, one.accuracy, ".-", color=color, label=error)
+    axes.plot([0, 1], [0, 1], ":", color="gray", linewidth=1)
+    axes.legend(frameon=False, title="calibration error")
+
+
+@app.command()
+def emotions(
+    first: Annotated[str, typer.Argument(metavar="RUN_A", help="A run that predicts emotions.")],
+    second: Annotated[str, typer.Argument(metavar="RUN_B", help="Another, on the same data.")],
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
+    ] = Path("emotions.png"),
+    as_json: Json = False,
+) -> None:
+    """Draw and print how often two runs are right about each emotion (Figure 4 of Dual-Emp's).
+
+    The spread is the standard deviation of the accuracy over the emotions: the paper finds that its
+    better model is also more even. What `attune evaluate` has predicted is used where it is there.
+    The picture is logged to both runs.
+
+    Examples:
+
+    - `attune show emotions sing-emp-paired@latest dual-emp-paired@latest --out figure-4.png`
+    """
+    from attune.platform.evaluation.emotions import by_emotion
+
+    _check_picture(out)
+    runs = [options.trained_run(name) for name in (first, second)]
+    one, other = (by_emotion(_predictions(run, split)) for run in runs)
+    if not one.select("emotion", "samples").equals(other.select("emotion", "samples")):
+        raise UsageError(
+            f"'{first}' and '{second}' have other samples in {split}: name runs on the same data"
+        )
+    accuracies = (one["accuracy"].to_numpy(), other["accuracy"].to_numpy())
+    counts = one["samples"].to_numpy()
+    drawn: list[dict[str, Any]] = [
+        {
+            "run": run.name,
+            "variant": run.variant,
+            "accuracy": float(values @ counts / counts.sum()),
+            "spread": float(values.std()),
+        }
+        for run, values in zip(runs, accuracies, strict=True)
+    ]
+    figure = _figure(9, 3.4)
+    _draw_accuracies(figure.subplots(), one["emotion"].to_list(), accuracies, drawn)
+    figure.axes[0].set(ylabel=f"accuracy on {split}")
+    spreads = ({"emotion_accuracy_spread": each["spread"]} for each in drawn)
+    _keep(figure, out, zip(runs, spreads, strict=True))
+    rows = list(zip(one["emotion"], one["samples"], *map(list, accuracies), strict=True))
+    numbers = ("samples", *(run.name for run in runs), "difference")
+    made = table("", "emotion", *numbers, numbers=numbers)
+    for emotion, samples, own, its in rows:
+        made.add_row(emotion, f"{samples:,}", f"{own:.1%}", f"{its:.1%}", f"{its - own:+.1%}")
+    screen = console(as_json)
+    screen.print(made)
+    for summary in drawn:
+        line = "{run}: accuracy {accuracy:.2%}, spread over emotions {spread:.2%}"
+        screen.print(line.format(**summary), markup=False)
+    screen.print(f"drawn: {out}", markup=False)
+    if as_json:
+        names = ("emotion", "samples", "first", "second")
+        by_name = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json({"picture": str(out), "runs": drawn, "emotions": by_name})
+
+
+def _draw_accuracies(
+    axes: "Axes",
+    emotions: list[str],
+    accuracies: "Sequence[np.ndarray[Any, Any]]",
+    runs: list[dict[str, Any]],
+) -> None:
+    """For each emotion a bar of each of two runs."""
+    edges = zip(runs, accuracies, COLORS.values(), (-0.4, 0.0), strict=True)
+    for run, values, color, edge in edges:
+        places = [place + edge for place in range(len(values))]
+        label = f"{run['run']}: {run['accuracy']:.1%}, spread {run['spread']:.1%}"
+        axes.bar(places, values, width=0.4, align="edge", color=color, label=label)
+    axes.set_xticks(range(len(emotions)), emotions, rotation=90)
+    axes.margins(x=0.01)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+
+
+def _predictions(run: "Run", split: str) -> "pl.DataFrame":
+    """`emotion` and `predicted_emotion` of a split: kept by `attune evaluate`, else made."""
+    import polars as pl
+
+    from attune.platform import runs
+    from attune.platform.evaluation.emotions import predicted
+
+    for kind in ("greedy", "emotions"):
+        kept = run.folder / "answers" / f"{split}-{kind}.parquet"
+        if kept.is_file() and kept.stat().st_mtime > (run.model / runs.WEIGHTS).stat().st_mtime:
+            found = pl.read_parquet(kept, columns=["emotion", "predicted_emotion"])
+            if found["predicted_emotion"].count():
+                return found
+    return predicted(runs.load(run.model), _samples(run, split))
+
+
 def _check_picture(out: Path) -> None:
     if out.suffix not in PICTURES:
         raise UsageError(f"--out {out}: a file that ends in {', '.join(PICTURES)} is expected")
@@ -222,24 +372,35 @@ def _figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: "Figure", out: Path) -> None:
+def _keep(figure: "Figure", out: Path, shown: "Iterable[tuple[Run, Mapping[str, float]]]") -> None:
+    """Save a picture, and add it to the runs that are tracked, with what it shows in numbers."""
+    from attune.platform.tracking import log_picture
+
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=130)
+    for run, metrics in shown:
+        if run.run_id is not None:
+            log_picture(run, out, metrics)
 
 
-def _samples(
+def _drawn(
     run: "Run", split: str, count: int, seed: int, wanted: "pl.Expr | bool" = True
 ) -> "pl.DataFrame":
     """Some samples of what a run learned from, drawn by a seed."""
+    samples = _samples(run, split).filter(wanted)
+    if samples.is_empty():
+        raise UsageError(f"the split '{split}' has no such samples: choose another")
+    return samples.sample(min(count, samples.height), seed=seed)
+
+
+def _samples(run: "Run", split: str) -> "pl.DataFrame":
+    """A split of what a run learned from."""
     from attune.platform.corpora.conversations import SPLITS
     from attune.platform.corpora.prepare import find_data, read_samples
 
     if split not in SPLITS:
         raise UsageError(unknown("split", split, SPLITS))
-    samples = read_samples(find_data(run.data["folder"]), split).filter(wanted)
-    if samples.is_empty():
-        raise UsageError(f"the split '{split}' has no such samples: choose another")
-    return samples.sample(min(count, samples.height), seed=seed)
+    return read_samples(find_data(run.data["folder"]), split)
 
 
 def _mime(run: "Run") -> "Mime":

@@ -2,7 +2,9 @@
 
 from rich.table import Table
 
-_FRACTIONS = ("accuracy", "f1", "distinct", "share", "precision", "recall", "agreement")
+_FRACTIONS = (
+    "accuracy", "f1", "distinct", "share", "precision", "recall", "agreement", "calibration_error",
+)  # fmt: skip
 """What a metric's name holds where its value is a fraction, which people read as per cent."""
 
 

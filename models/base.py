@@ -30,7 +30,8 @@ class Batch:
     """What to divide this rank's sums over samples by; the mean over the ranks of what results is
     the mean over the samples of the global batch."""
     tokens: float
-    """The same for sums over response tokens, `<eos>` counted."""
+    """The same for sums over response tokens, `<eos>` counted; where there are no responses, over
+    context tokens, `<cls>` counted."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -51,7 +52,10 @@ PAIRED = "paired"
 FOLLOWED = "followed"
 """The paired samples whose response the speaker answers: `next_turn` is there."""
 CONTEXTS, RESPONSES = "contexts", "responses"
-"""Texts without their counterpart, with a classifier's emotion."""
+"""Unpaired text: `index`, `context`, `context_roles` and `emotion`, and nothing of a response; or
+`index`, `response` and `emotion`, and nothing of a context. A variant that asks for them has the
+settings `harvest`, the folder they come from (empty: the data's own), and `harvest_threshold`, how
+sure their emotions must be. Only training has them: on valid, losses get paired samples alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +80,8 @@ class Needs:
     """How strongly words are felt (`Facts.intensity`)."""
     streams: tuple[str, ...] = (PAIRED,)
     encoder: str | None = None
-    """The setting that names the pretrained encoder it reads contexts with: it gets the encoder
-    under this name, and `subwords`, `subword_turns`, `turn_roles` and `causes` in its batches."""
+    """The setting that names the pretrained encoder it reads with: it gets the encoder under this
+    name, and in its batches those columns of `read_by` and `subwords_of` that it asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +196,14 @@ class Annotator(Variant):
     @abstractmethod
     def marks(self, batch: Batch) -> Tensor:
         """(B, U) the probability that an utterance holds the cause; 0 where there is none."""
+
+
+class TextClassifier(Variant):
+    """A classifier of texts: of contexts, which `predict` is about, and of responses."""
+
+    @abstractmethod
+    def predict_response(self, batch: Batch) -> dict[str, Tensor]:
+        """As `predict`, but from the response alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

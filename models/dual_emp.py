@@ -92,8 +92,8 @@ class DualEmpConfig(TransformerConfig):
     sampled_context_tokens: int = 40
     """Longest context that is imagined for a response."""
     harvest: str = ""
-    """Folder of `attune data harvest` with unpaired contexts and responses; without one, those of
-    the training data are taken apart."""
+    """Folder of `attune data harvest` with unpaired contexts and responses; without one, the data's
+    own are taken, which the bundled corpus has."""
     harvest_threshold: float = 0.6
     """s: how sure the classifier must have been of an unpaired text's emotion."""
     dual: bool = True

@@ -6,7 +6,6 @@ probabilities in a folder beside the one to be made, so that what was done befor
 is not done again. The new folder appears whole or not at all, and its manifest says who marked it.
 """
 
-import functools
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from attune.models.base import Annotator
 from attune.platform import cluster, runs
 from attune.platform.batches import Stream
 from attune.platform.corpora.conversations import FELT
+from attune.platform.corpora.files import checksum
 from attune.platform.corpora.prepare import (
     MANIFEST,
     Target,
@@ -90,7 +90,7 @@ def mark(shard: Shard) -> int:
     felt = numbered.filter(_can_be_marked())
     marks = pl.Series(MARKS, [], dtype=pl.List(pl.Float64))
     if felt.height:
-        marks = probabilities(_model(shard.model), felt)
+        marks = probabilities(runs.load_once(Path(shard.model)), felt)
     found = felt.select("row").with_columns(marks)
     whole = numbered.select("row").join(found, on="row", how="left", maintain_order="left")
     path = Path(shard.file)
@@ -98,10 +98,6 @@ def mark(shard: Shard) -> int:
     whole.select(MARKS).write_parquet(new)
     new.replace(path)
     return samples.height
-
-
-_model = functools.lru_cache(1)(lambda folder: runs.load(Path(folder)))
-"""A process that marks many shards loads the annotator once."""
 
 
 def _can_be_marked() -> pl.Expr:
@@ -130,7 +126,7 @@ def annotate(
         "run": run.name,
         "run_id": run.run_id,
         "variant": run.variant,
-        "weights": _checksum(run.model / runs.WEIGHTS),
+        "weights": checksum(run.model / runs.WEIGHTS),
         "threshold": threshold,
         "data": manifest["hash"],
     }
@@ -182,14 +178,7 @@ def _marked(
         stream: list(_shards(run, data, stream, frame.height, folder))
         for stream, frame in samples.items()
     }
-    missing = []
-    for shard in (shard for of_stream in shards.values() for shard in of_stream):
-        if Path(shard.file).is_file():
-            progress(shard.rows)
-        else:
-            missing.append(shard)
-    for done in cluster.run_tasks(mark, missing):
-        progress(done)
+    cluster.make_files(mark, [one for of_stream in shards.values() for one in of_stream], progress)
     return {stream: [Path(shard.file) for shard in made] for stream, made in shards.items()}
 
 
@@ -237,8 +226,3 @@ def shares(folder: Path) -> dict[str, float]:
         if len(marks):
             found[stream] = float(marks.sum() / len(marks))
     return found
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from attune.models.base import Batch
+from attune.models.base import CONTEXTS, RESPONSES, Batch
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.errors import DataError, unknown
 from attune.platform.text.encoders import TextEncoder
@@ -224,12 +224,47 @@ def read_by(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | N
     }
 
 
+def subwords_of(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+    """The texts alone, as a pretrained encoder reads them; nothing where there is none.
+
+    context_subwords      [CLS], then each utterance with [SEP] behind it, from 1 on
+    response_subwords     [CLS] response [SEP]
+
+    What is too long for the encoder loses its oldest subwords.
+    """
+    contexts = samples["context"].to_list()
+    responses = [[] if text is None else [text] for text in samples["response"]]
+    texts = list(dict.fromkeys(itertools.chain.from_iterable((*contexts, *responses))))
+    numbers = dict(zip(texts, encoder.subwords(texts), strict=True))
+
+    def read(spoken: Sequence[str]) -> list[int]:
+        behind = [number for text in spoken for number in (*numbers[text], encoder.separator)]
+        return [encoder.first, *behind[1 - encoder.longest :]] if spoken else []
+
+    return {
+        "context_subwords": Ragged.from_rows([read(context) for context in contexts]),
+        "response_subwords": Ragged.from_rows([read(response) for response in responses]),
+    }
+
+
 def followed(columns: Columns) -> Columns:
     """The samples whose response the speaker answers."""
     replies = columns["next_turn"]
     assert isinstance(replies, Ragged)
     rows = np.flatnonzero(replies.lengths)
     return {name: column[rows] for name, column in columns.items()}
+
+
+UNPAIRED_COLUMNS = {
+    CONTEXTS: ("index", "context", "context_roles", "emotion"),
+    RESPONSES: ("index", "response", "emotion"),
+}
+
+
+def unpaired(columns: Columns, stream: str) -> Columns:
+    """What there is of contexts, or of responses, that belong to no pair: a batch then lacks the
+    other side, instead of having an empty one."""
+    return {name: columns[name] for name in UNPAIRED_COLUMNS[stream]}
 
 
 def _felt(
@@ -287,6 +322,14 @@ class Loaded:
     following: Position
 
 
+def _lengths(columns: Columns, name: str) -> Numbers:
+    column = columns.get(name)
+    if column is None:
+        return np.zeros(len(columns["index"]), dtype=np.int64)
+    assert isinstance(column, Ragged)
+    return column.lengths
+
+
 class Stream:
     """Endless batches of one stream of samples, the same for the same seed."""
 
@@ -306,9 +349,11 @@ class Stream:
         """`size` counts samples, or tokens of contexts and responses with their padding.
 
         Batches are of like responses, or with `by_context` of like contexts (for decoding).
+        Unpaired text lacks one of the two.
         """
-        lengths = [column.lengths for column in (columns["context"], columns["response"])]  # type: ignore[union-attr]
-        self.context_lengths, self.response_lengths = lengths
+        self.context_lengths = _lengths(columns, "context")
+        self.response_lengths = _lengths(columns, "response")
+        self.tokens = self.response_lengths if "response" in columns else self.context_lengths
         if len(self.response_lengths) < world_size:
             raise DataError(
                 f"{len(self.response_lengths)} samples cannot be shared by {world_size} workers"
@@ -367,7 +412,7 @@ class Stream:
             else torch.from_numpy(column[mine])
             for name, column in self.columns.items()
         }
-        tokens = int(self.response_lengths[rows].sum())
+        tokens = int(self.tokens[rows].sum())
         batch = Batch(
             tensors=tensors,
             samples=len(rows) / self.world_size,

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from attune.platform import wheel
 from attune.platform.errors import UsageError
@@ -16,6 +16,21 @@ from attune.platform.store import Run
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class FileTask(Protocol):
+    """Work that leaves a file."""
+
+    @property
+    def file(self) -> str:
+        """The file, which must appear whole or not at all."""
+
+    @property
+    def rows(self) -> int:
+        """How much work it is."""
+
+
+F = TypeVar("F", bound=FileTask)
 JOB_SERVER = "http://127.0.0.1:8265"
 SHIPPED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
@@ -91,6 +106,21 @@ def run_tasks(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
     finally:
         for task in left:
             ray.cancel(task)
+
+
+def make_files(
+    work: Callable[[F], int], tasks: Sequence[F], progress: Callable[[int], None]
+) -> None:
+    """Do the tasks whose files are not there yet, so that what was done before an interruption is
+    not done again. `work` returns the rows that it did."""
+    missing = []
+    for task in tasks:
+        if Path(task.file).is_file():
+            progress(task.rows)
+        else:
+            missing.append(task)
+    for done in run_tasks(work, missing):
+        progress(done)
 
 
 def room(workers: int, runs: int) -> tuple[int, int]:

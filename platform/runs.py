@@ -8,6 +8,7 @@ encoder/                the pretrained encoder's shape and tokenizer, where the 
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from attune.models.base import Facts, Needs, Variant
-from attune.platform.batches import Layout, Numbers, Ragged, encode, read_by
+from attune.platform.batches import Layout, Numbers, Ragged, encode, read_by, subwords_of
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
 from attune.platform.text import encoders
@@ -32,7 +33,7 @@ from attune.platform.text.word_vectors import WordVectors
 
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
 LEXICON, ENCODER = "lexicon.json", "encoder"
-EMOTION_WORDS, CAUSES = "emotion_words", "context_causes"
+EMOTION_WORDS, CAUSES, SUBWORDS = "emotion_words", "context_causes", "context_subwords"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,10 @@ class Model:
             emotion_words=find,
             causes=CAUSES in needs.columns,
         )
-        return found if self.encoder is None else {**found, **read_by(self.encoder, samples)}
+        if self.encoder is None:
+            return found
+        read = subwords_of if SUBWORDS in needs.columns else read_by
+        return {**found, **read(self.encoder, samples)}
 
     @property
     def layout(self) -> Layout:
@@ -206,6 +210,10 @@ def load(folder: Path) -> Model:
         lexicon=lexicon,
         encoder=encoder,
     )
+
+
+load_once = functools.lru_cache(1)(load)
+"""For processes that do many tasks with one model."""
 
 
 def save_weights(variant: Variant, path: Path) -> None:

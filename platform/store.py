@@ -40,7 +40,8 @@ class Run:
     training: dict[str, Any]
     """How it is trained (`training/settings.py`), complete."""
     data: dict[str, Any]
-    """`name` for people, `folder` and content `hash`."""
+    """`name` for people, `folder` and content `hash`; `harvest` with `folder` and `hash` where the
+    unpaired text is another folder's."""
     seed: int = 0
     workers: int = 1
     zero: int = 0

@@ -105,7 +105,7 @@ def start(run: Run, manifest: Mapping[str, Any]) -> Run:
         params = [Param(key, value) for key, value in _params(run).items()]
         for first in range(0, len(params), MOST_PARAMS):
             client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
-        client.log_inputs(run_id, datasets=[_dataset(run, manifest)])
+        client.log_inputs(run_id, datasets=list(_datasets(run, manifest)))
         client.log_dict(run_id, dict(manifest), "data_manifest.json")
         client.log_dict(run_id, _environment(), "environment.json")
     return run.changed(run_id=run_id, tracking=_without_password(store_uri()))
@@ -147,12 +147,14 @@ def _opened(variant: str) -> Iterator[tuple[MlflowClient, str]]:
 
 
 def _tags(run: Run) -> dict[str, str]:
-    return {
+    tags = {
         MLFLOW_GIT_COMMIT: run.commit,
         MLFLOW_SOURCE_NAME: run.command,
         "variant": run.variant,
         "data_hash": run.data["hash"],
     }
+    harvest = run.data.get("harvest")
+    return {**tags, "harvest_hash": harvest["hash"]} if harvest else tags
 
 
 def reopen(run: Run) -> None:
@@ -481,12 +483,18 @@ def _system(name: str) -> str:
 
 def _note(run: Run) -> str:
     data = run.data
+    harvest = data.get("harvest")
     return "\n".join(
         [
             _system(run.variant),
             "",
             f"- Command: `{run.command}`",
             f"- Data: {data['name']}, hash {data['hash'][:12]}, in {data['folder']}",
+            *(
+                [f"- Unpaired text: hash {harvest['hash'][:12]}, in {harvest['folder']}"]
+                if harvest
+                else []
+            ),
             f"- Preset {run.preset}, seed {run.seed}, workers: {run.workers}, ZeRO {run.zero}",
             f"- Outcome: {_outcome(run)}",
         ]
@@ -538,16 +546,28 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _dataset(run: Run, manifest: Mapping[str, Any]) -> DatasetInput:
+def _datasets(run: Run, manifest: Mapping[str, Any]) -> Iterator[DatasetInput]:
+    """The data that a run learns from, and the unpaired text beside them."""
     counts = {name: split["samples"] for name, split in manifest.get("splits", {}).items()}
-    dataset = Dataset(
-        name=run.data["name"],
-        digest=run.data["hash"][:12],
-        source_type="local",
-        source=json.dumps({"uri": run.data["folder"]}),
-        profile=json.dumps({"num_rows": counts.get("train"), "samples": counts}),
+    yield _dataset(
+        run.data["name"], run.data, {"num_rows": counts.get("train"), "samples": counts}, "training"
     )
-    return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])
+    if harvest := run.data.get("harvest"):
+        threshold = {"threshold": run.config["harvest_threshold"]}
+        yield _dataset(Path(harvest["folder"]).name, harvest, threshold, "unpaired")
+
+
+def _dataset(
+    name: str, data: Mapping[str, Any], profile: Mapping[str, Any], context: str
+) -> DatasetInput:
+    dataset = Dataset(
+        name=name,
+        digest=data["hash"][:12],
+        source_type="local",
+        source=json.dumps({"uri": data["folder"]}),
+        profile=json.dumps(profile),
+    )
+    return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])
 
 
 def _environment() -> dict[str, Any]:

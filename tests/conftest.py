@@ -7,7 +7,7 @@ import torch
 
 from attune.models.base import Batch
 from attune.platform import runs
-from attune.platform.batches import Ragged, encode, read_by
+from attune.platform.batches import Ragged, encode, read_by, subwords_of
 from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import prepare, read_samples
@@ -68,7 +68,7 @@ def encoded(vocabulary, tiny_encoder):
 
     def numbers(samples):
         own = encode(samples, vocabulary, emotions=EMOTIONS, emotion_words=find, causes=True)
-        return {**own, **read_by(encoder, samples)}
+        return {**own, **read_by(encoder, samples), **subwords_of(encoder, samples)}
 
     return numbers
 

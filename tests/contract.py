@@ -17,6 +17,7 @@ from attune.models.base import (
     DialogueVariant,
     Progress,
     Stage,
+    TextClassifier,
     Variant,
 )
 from attune.models.decoding import Decoding, decode
@@ -154,6 +155,8 @@ def outputs(variant, batch):
         found.append(variant.log_likelihood(batch))
     if isinstance(variant, Annotator):
         found.append(variant.marks(batch))
+    if isinstance(variant, TextClassifier):
+        found.extend(variant.predict_response(batch).values())
     return found
 
 

@@ -6,6 +6,7 @@ be read, with the reason and its raw text instead of its content.
 
 import csv
 import gzip
+import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -53,6 +54,12 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             yield stream  # type: ignore[misc]
     except (EOFError, zlib.error, OSError) as error:
         raise DataError(f"{path} cannot be read to its end: {error}") from error
+
+
+def checksum(path: Path) -> str:
+    """Of a file's bytes, however large it is."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def head(path: Path) -> str:

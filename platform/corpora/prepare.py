@@ -38,6 +38,7 @@ from attune.platform.corpora.conversations import (
     split_by_hash,
     whole_conversations,
 )
+from attune.platform.corpora.files import checksum
 from attune.platform.corpora.samples import SAMPLES, felt, samples, tokenized
 from attune.platform.corpora.sources import AUTO, Source
 from attune.platform.errors import DataError, UsageError
@@ -280,10 +281,7 @@ def joint_hash(digests: Mapping[str, str]) -> str:
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """The last file of a prepared folder, with the checksums of all others."""
-    contents = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-    }
+    contents = {path.name: checksum(path) for path in sorted(folder.iterdir())}
     complete = {**manifest, "contents": contents}
     (folder / MANIFEST).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
     return complete
@@ -391,7 +389,7 @@ class Target:
         else:  # the same data lies there already, perhaps with somebody's notes beside it
             for name, digest in manifest["contents"].items():
                 path = self.out / name
-                if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+                if not path.is_file() or checksum(path) != digest:
                     (made / name).replace(path)  # damaged: made good
 
     def _there(self) -> dict[str, Any]:
@@ -418,5 +416,10 @@ def find_data(text: str) -> Path:
             prepare(bundled.NAME, folder)
         return folder
     folder = Path(text).absolute()
-    read_manifest(folder)
+    manifest = read_manifest(folder)
+    if SPLITS[0] not in manifest["splits"]:
+        raise UsageError(
+            f"'{folder}' holds no pairs ({manifest['format']}): name a folder by 'attune data "
+            f"prepare'; unpaired text is added to it with --set harvest=DIR"
+        )
     return folder

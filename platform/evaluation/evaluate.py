@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
+from torch import Tensor
 
-from attune.models.base import DialogueVariant, Variant
+from attune.models.base import Batch, DialogueVariant, Variant
 from attune.models.decoding import Decoding, decode
 from attune.platform.batches import Columns, Ragged, Stream
 from attune.platform.evaluation import metrics
@@ -29,19 +30,33 @@ class Evaluation:
     """What the metrics are: decoding and BLEU's signature."""
 
 
-@torch.no_grad()
 def score(variant: Variant, columns: Columns) -> dict[str, Any]:
     """By row: summed log-likelihood and length of the response, and what the variant predicts."""
+
+    def scored(batch: Batch) -> dict[str, Tensor]:
+        if not isinstance(variant, DialogueVariant):
+            return variant.predict(batch)
+        likelihood = variant.log_likelihood(batch).double().sum(dim=1)
+        return {"log_likelihood": likelihood, **variant.predict(batch)}
+
+    return _by_row(variant, columns, scored)
+
+
+def predictions(variant: Variant, columns: Columns) -> dict[str, Any]:
+    """By row: what the variant predicts."""
+    return _by_row(variant, columns, variant.predict)
+
+
+@torch.no_grad()
+def _by_row(
+    variant: Variant, columns: Columns, compute: Callable[[Batch], dict[str, Tensor]]
+) -> dict[str, Any]:
     trained = variant.training
     variant.eval()
     parts: dict[str, list[np.ndarray[Any, Any]]] = {}
     stream = Stream(columns, size=TOKENS_AT_A_TIME, by="tokens", shuffle=False)
     for batch in stream.epoch():
-        found = {"index": batch["index"]}
-        if isinstance(variant, DialogueVariant):
-            found["log_likelihood"] = variant.log_likelihood(batch).double().sum(dim=1)
-        found.update(variant.predict(batch))
-        for name, tensor in found.items():
+        for name, tensor in {"index": batch["index"], **compute(batch)}.items():
             parts.setdefault(name, []).append(tensor.cpu().numpy())
     variant.train(trained)
     joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}

@@ -12,9 +12,17 @@ from typing import Any
 import polars as pl
 from safetensors.torch import load_file
 
-from attune.models.base import FOLLOWED, PAIRED, Annotator, Needs, Variant
-from attune.platform import runs, store
-from attune.platform.batches import Columns, followed
+from attune.models.base import (
+    CONTEXTS,
+    FOLLOWED,
+    PAIRED,
+    RESPONSES,
+    Annotator,
+    Needs,
+    Variant,
+)
+from attune.platform import harvesting, runs, store
+from attune.platform.batches import Columns, followed, unpaired
 from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import (
@@ -74,7 +82,12 @@ def new_run(
         preset=preset,
         config=dataclasses.asdict(config),
         training=dataclasses.asdict(training),
-        data={"name": data_name, "folder": str(folder.absolute()), "hash": manifest["hash"]},
+        data={
+            "name": data_name,
+            "folder": str(folder.absolute()),
+            "hash": manifest["hash"],
+            **_harvest(needs, config),
+        },
         seed=seed,
         workers=workers,
         zero=zero,
@@ -118,6 +131,14 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
         locate(getattr(config, needs.encoder))
     if issubclass(variant, Annotator):
         read_marked(folder, "train")
+    missing = {harvesting.FILE_OF[n] for n in needs.streams if n in harvesting.FILE_OF}
+    missing -= set(read_manifest(folder)["splits"])
+    if missing and not config.harvest:
+        raise UsageError(
+            f"'{name}' learns from unpaired text too, and {folder} has no '{min(missing)}': make "
+            f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
+            f"with --set harvest=DIR"
+        )
     if runs.CAUSES not in needs.columns:
         return
     for split in ("train", "valid"):
@@ -127,6 +148,17 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
                 f"learns from: mark them with 'attune annotate cause RUN --data {folder}', RUN "
                 f"being an annotator"
             )
+
+
+def _harvest(needs: Needs, config: Any) -> dict[str, Any]:
+    """Where unpaired text comes from, if not from the data, and what it is."""
+    if not set(needs.streams) & set(harvesting.FILE_OF) or not config.harvest:
+        return {}
+    folder = Path(config.harvest)
+    found = harvesting.check(folder)["hash"]
+    for stream in harvesting.FILE_OF:  # a threshold that keeps nothing is told at once
+        harvesting.read(folder, stream, config.harvest_threshold)
+    return {"harvest": {"folder": str(folder.absolute()), "hash": found}}
 
 
 def _lexicon(training: TrainingConfig, needs: Needs, folder: Path) -> tuple[Lexicon, str]:
@@ -243,18 +275,12 @@ def begin_with(variant: Variant, folder: Path) -> None:
 
 def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
     """The streams a variant trains on, and the paired samples it is judged by."""
-    folder = Path(run.data["folder"])
-    found = read_manifest(folder)["hash"]
-    if found != run.data["hash"]:
-        raise UsageError(
-            f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
-            f"{run.data['hash'][:12]}): prepare it as it was, or begin a new run"
-        )
+    folder = _unchanged(run, run.data)
     read = read_marked if isinstance(model.variant, Annotator) else read_samples
     valid = model.columns(read(folder, "valid"))
     paired = model.columns(read(folder, "train"))
     streams: dict[str, Columns] = {PAIRED: paired}
-    for name in model.variant.needs.streams:
+    for name in model.variant.needs_with(model.variant.config).streams:
         if name == FOLLOWED:
             streams[name] = followed(paired)
             if not len(streams[name]["index"]) or not len(followed(valid)["index"]):
@@ -262,9 +288,28 @@ def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
                     f"{folder}: no response in train, or none in valid, is answered by the "
                     f"speaker: '{run.variant}' learns from such answers, and needs other data"
                 )
-        elif name != PAIRED:
-            streams[name] = model.columns(read_samples(folder, name))
+        elif name in (CONTEXTS, RESPONSES):
+            streams[name] = unpaired(model.columns(_texts(run, model.variant.config, name)), name)
     return streams, valid
+
+
+def _texts(run: Run, config: Any, stream: str) -> pl.DataFrame:
+    """Unpaired text: a harvest's, where one is named, else the data's own."""
+    if "harvest" not in run.data:
+        return read_samples(Path(run.data["folder"]), harvesting.FILE_OF[stream])
+    return harvesting.read(_unchanged(run, run.data["harvest"]), stream, config.harvest_threshold)
+
+
+def _unchanged(run: Run, data: Mapping[str, Any]) -> Path:
+    """A folder that a run learns from, which must be what it was when the run began."""
+    folder = Path(data["folder"])
+    found = read_manifest(folder)["hash"]
+    if found != data["hash"]:
+        raise UsageError(
+            f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
+            f"{data['hash'][:12]}): prepare it as it was, or begin a new run"
+        )
+    return folder
 
 
 def commit() -> str:

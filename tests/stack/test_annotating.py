@@ -1,4 +1,4 @@
-"""`attune train cause-annotator` and `attune annotate cause` through real Ray."""
+"""Annotators and classifiers are trained, and label whole corpora, through real Ray."""
 
 import json
 import subprocess
@@ -8,7 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from attune.platform import annotating, runs, store
+from attune.platform import annotating, classifying, harvesting, runs, store
+from attune.platform.corpora.conversations import UNPAIRED
 from attune.platform.corpora.prepare import MANIFEST, read_manifest, read_samples
 
 BIN = Path(sys.executable).parent
@@ -59,4 +60,35 @@ def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_
     assert marked["context_causes"].explode().filter(far).equals(expected.filter(far))
     assert marked.drop("context_causes").equals(samples.drop("context_causes"))
     assert {path.name for path in out.iterdir()} == {*read_manifest(out)["contents"], MANIFEST}
+    assert not list(tmp_path.glob(".*"))  # nothing is left of the work
+
+
+@pytest.mark.usefixtures("home")
+def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, tmp_path):
+    settings = ("--preset", "tiny", "--set", f"encoder={tiny_encoder}", "--max-steps", 30)
+    trained = attune("train", "emotion-classifier", *settings, "--name", "teller")
+    terms = {"valid_context", "valid_response", "valid_emotion_accuracy"}
+    assert terms <= set(trained["metrics"])
+
+    out = tmp_path / "harvest"
+    command = ("data", "harvest", "teller", "--source", prepared, "--out", out)
+    made = attune(*command, "--threshold", 0)
+    assert made["hash"] == read_manifest(out)["hash"]
+    splits = read_manifest(prepared)["splits"]
+    pairs = sum(splits[split]["samples"] for split in ("train", "valid", "test"))
+    assert pairs > 2 * harvesting.ROWS_OF_A_SHARD  # several tasks
+    assert made["streams"]["contexts"]["kept"] == made["streams"]["contexts"]["texts"] == pairs
+    run, samples = store.find("teller"), read_samples(prepared, "test").tail(20)
+    assert made["harvest"]["temperature"] == classifying.temperatures(run)
+    model = runs.load(run.model)
+    for kind, stream in zip(classifying.KINDS, UNPAIRED, strict=True):
+        found = read_samples(out, stream).tail(20)
+        best = classifying.log_probabilities(model, samples, kind).argmax(axis=1)
+        emotions = pl.Series([model.variant.facts.emotions[number] for number in best])
+        assert found[kind].to_list() == samples[kind].to_list()
+        # Another process adds up in another order: the likeliest may be one of two equals.
+        assert (found["emotion"] == emotions).mean() > 0.9
+    again = attune(*command, "--threshold", 0.5)
+    assert again["hash"] == made["hash"]
+    assert again["streams"]["responses"]["kept"] < pairs
     assert not list(tmp_path.glob(".*"))  # nothing is left of the work

@@ -183,6 +183,25 @@ def test_a_run_shows_what_it_is_made_from(run, client, prepared, home):
     assert {"torch", "ray", "deepspeed", "mlflow", "polars"} <= set(environment["packages"])
 
 
+def test_unpaired_text_is_among_what_a_run_is_made_from(new_run, prepared, client):
+    run = new_run()
+    harvest = {"folder": "/data/open", "hash": "0123456789abcdef"}
+    run = run.changed(
+        config={**run.config, "harvest": "open", "harvest_threshold": 0.65},
+        data={**run.data, "harvest": harvest},
+    )
+    found = client.get_run(tracking.start(run, read_manifest(prepared)).run_id)
+    assert found.data.tags["harvest_hash"] == harvest["hash"]
+    assert "Unpaired text: hash 0123456789ab" in found.data.tags["mlflow.note.content"]
+    assert found.data.params["harvest_threshold"] == "0.65"
+    by_context = {used.tags[0].value: used.dataset for used in found.inputs.dataset_inputs}
+    assert set(by_context) == {"training", "unpaired"}
+    unpaired = by_context["unpaired"]
+    assert (unpaired.name, unpaired.digest) == ("open", "0123456789ab")
+    assert json.loads(unpaired.source) == {"uri": "/data/open"}
+    assert json.loads(unpaired.profile) == {"threshold": 0.65}
+
+
 def test_many_params_are_sent_in_parts(new_run, prepared, client):
     many = {f"key_{n}": "x" * 1000 for n in range(250)}
     run = new_run().changed(training=many)

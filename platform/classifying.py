@@ -1,0 +1,98 @@
+"""What a trained classifier says of texts, with probabilities that mean what they say.
+
+Contexts and responses have a temperature each, since a turn alone tells less than a conversation.
+Both are fitted on valid of the data that the run learned from, once, and kept with its model.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import polars as pl
+import torch
+
+from attune.models.base import TextClassifier
+from attune.platform import runs
+from attune.platform.batches import Stream
+from attune.platform.corpora.prepare import find_data, read_manifest, read_samples
+from attune.platform.errors import UsageError
+from attune.platform.evaluation import calibration
+from attune.platform.evaluation.calibration import Labels
+from attune.platform.evaluation.metrics import Floats
+from attune.platform.store import Run
+
+CALIBRATION = "calibration.json"
+TOKENS_AT_A_TIME = 8192
+
+Kind = Literal["context", "response"]
+KINDS: tuple[Kind, ...] = ("context", "response")
+Temperatures = dict[Kind, float]
+Progress = Callable[[int], None]
+"""Called with the number of texts that were just done."""
+
+
+def classifier(model: runs.Model) -> TextClassifier:
+    """The variant of a model, which must be one that classifies texts."""
+    if not isinstance(model.variant, TextClassifier):
+        raise UsageError(f"'{model.name}' classifies no texts: name a run of emotion-classifier")
+    return model.variant
+
+
+@torch.no_grad()
+def log_probabilities(
+    model: runs.Model, samples: pl.DataFrame, kind: Kind, progress: Progress = lambda _: None
+) -> Floats:
+    """(N, emotions) of the contexts, or of the responses, which must be there."""
+    variant = classifier(model).eval()
+    predict = variant.predict if kind == "context" else variant.predict_response
+    columns = model.columns(samples)
+    read = {name: columns[name] for name in (kind, f"{kind}_subwords", "index")}
+    found = np.empty((samples.height, len(variant.facts.emotions)))
+    for batch in Stream(read, size=TOKENS_AT_A_TIME, by="tokens", shuffle=False).epoch():
+        found[batch["index"].numpy()] = predict(batch)["emotion"].numpy()
+        progress(len(batch))
+    return found
+
+
+def labelled(samples: pl.DataFrame, emotions: tuple[str, ...]) -> tuple[pl.DataFrame, Labels]:
+    """The samples whose emotion is among those, and its numbers."""
+    known = samples.filter(pl.col("emotion").is_in(emotions))
+    numbers = {emotion: number for number, emotion in enumerate(emotions)}
+    truth = known["emotion"].replace_strict(numbers, return_dtype=pl.Int64)
+    return known, truth.to_numpy()
+
+
+def temperatures(run: Run) -> Temperatures:
+    """A run's temperatures by kind of text."""
+    kept = run.model / CALIBRATION
+    if kept.is_file():
+        found: Temperatures = json.loads(kept.read_text(encoding="utf-8"))["temperature"]
+        return found
+    model = runs.load(run.model)
+    emotions = classifier(model).facts.emotions
+    samples, truth = labelled(_valid(run), emotions)
+    if samples.is_empty():
+        raise UsageError(
+            f"no sample in valid of {run.data['folder']} has an emotion to calibrate '{run.name}' "
+            f"on: train a classifier on data with emotions"
+        )
+    fitted: Temperatures = {
+        kind: calibration.temperature(log_probabilities(model, samples, kind), truth)
+        for kind in KINDS
+    }
+    content = {"temperature": fitted, "split": "valid", "samples": samples.height}
+    new = kept.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    new.replace(kept)
+    return fitted
+
+
+def _valid(run: Run) -> pl.DataFrame:
+    folder = find_data(run.data["folder"])
+    if read_manifest(folder)["hash"] != run.data["hash"]:
+        raise UsageError(
+            f"{folder} has changed since '{run.name}' learned from it, and its probabilities are "
+            f"not calibrated yet: prepare it as it was, or train a new classifier"
+        )
+    return read_samples(folder, "valid")
