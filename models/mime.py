@@ -219,6 +219,19 @@ class Mime(Transformer):
         if config.gate in opened:
             self.contribution = nn.Linear(both, opened[config.gate])
         self.fuse = nn.Linear(both, width)
+        self._let_words_through()
+
+    @torch.no_grad()
+    def _let_words_through(self) -> None:
+        """Begin with what the encoders made of the words, unchanged.
+
+        No residual leads past eq. 20-27: through layers that begin at random little of the words
+        comes out, and answers stay the same few phrases for epochs (docs/log.md).
+        """
+        same = torch.eye(self.config.width)
+        opened = 1.0 if self.config.gate == "open" else 0.5
+        self.tell.weight[:, : self.config.width] = same
+        self.fuse.weight.copy_(same.repeat(1, len(self.groups)) / (opened * len(self.groups)))
 
     def loss_weights(self) -> dict[str, float]:
         """Eq. 32."""
