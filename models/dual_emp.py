@@ -18,8 +18,8 @@ Deviations: as in `transformer.py`, and
   it (`reward_baseline`), and the sampled text's likelihood is a token's mean, too.
 - Eq. 7 attends to a single vector, which gets all of every word's attention: of its queries, keys
   and values the values remain.
-- The emotion's loss is the exact expectation over q(z); the emotion that is predicted is p_e under
-  q(z | c), every state counted with its share.
+- The emotion is that of all states, each counted with its share of q(z): texts whose drawn states
+  are the same early on would keep sharing them.
 - Directions share word vectors, and each has an output layer of its own unless `tied`.
 - A context that the backward model imagines has no turns: all of it is the speaker's.
 - Unpaired texts are learned from at once: `paired_steps` is 0.
@@ -245,6 +245,8 @@ class DualEmp(Transformer):
         self.states = nn.Embedding(config.num_states, config.width)  # E_z
         nn.init.normal_(self.states.weight, std=config.width**-0.5)
         self.emotions = nn.Linear(config.width, len(facts.emotions), bias=False)  # W_e
+        # States must differ in what they say of emotions before a posterior can choose among them.
+        nn.init.normal_(self.emotions.weight, std=1.0)
 
     def _direction(self) -> Direction:
         config: DualEmpConfig = self.config
@@ -339,11 +341,7 @@ class DualEmp(Transformer):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """The emotion from q(z | c)."""
         [context] = self._heard(self._context(batch))
-        log_shares = self._read(self.forth, context).posterior
-        if self.config.expectation == "mean":
-            return {"emotion": self._log_emotions(log_shares)}
-        joint = log_shares[:, :, None] + self._emotions_of_states()  # (B, K, emotions)
-        return {"emotion": joint.logsumexp(dim=1)}
+        return {"emotion": self._log_emotions(self._read(self.forth, context).posterior)}
 
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T)."""
@@ -479,8 +477,8 @@ class DualEmp(Transformer):
         """
         shares, states = read.posterior.exp(), self.config.num_states
         divergence = (shares * read.posterior).sum(dim=1) + math.log(states)  # from 1 / K
-        expected = self._log_emotions(read.posterior)
-        missed = F.nll_loss(expected, batch["emotion"], ignore_index=-1, reduction="sum")
+        emotions = self._log_emotions(read.posterior)
+        missed = F.nll_loss(emotions, batch["emotion"], ignore_index=-1, reduction="sum")
         weight = annealed(self.config.annealing_steps, progress) if self.training else 1.0
         return {
             f"emotion_{name}": missed / batch.samples,
@@ -488,11 +486,11 @@ class DualEmp(Transformer):
         }
 
     def _log_emotions(self, posterior: Tensor) -> Tensor:
-        """(B, emotions) the expectation of log p_e (eq. 4)."""
+        """(B, emotions) log p_e (eq. 4) under a posterior."""
         if self.config.expectation == "mean":
             emotions: Tensor = self.emotions(posterior.exp() @ self.states.weight)
             return emotions.log_softmax(dim=-1)
-        return posterior.exp() @ self._emotions_of_states()
+        return (posterior[:, :, None] + self._emotions_of_states()).logsumexp(dim=1)
 
     def _emotions_of_states(self) -> Tensor:
         """(K, emotions) log p_e of each state."""

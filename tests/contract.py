@@ -253,7 +253,8 @@ def train(variant: Variant, batches, *, steps: int, rate: float = 3e-3) -> dict[
 def check_learns_by_heart(variant, batch, *, steps=250):
     few = rows_of(batch, range(6))
     losses = train(variant, [few], steps=steps)
-    for name in {
-        n for stage in likelihood_stages(variant) for u in stage.updates for n in u.weights
-    }:
+    learned = {n for stage in likelihood_stages(variant) for u in stage.updates for n in u.weights}
+    for name in learned:
+        if name.startswith("divergence"):  # the price of knowing something, not a thing to know
+            continue
         assert losses[name] < 0.3, f"{name} is still {losses[name]:.2f}"
