@@ -98,6 +98,8 @@ SCHEDULES = {
     "empdg": (32, {**NOISY, "generator_steps": 2}, (23, 24, 26, 29)),
     # 3 and 9 steps; the reasoner learns in both, and gates are drawn.
     "emotion-cause-hard": (12, {**NOISY, "checkpoint_every": 2}, (3, 7)),
+    # Three streams side by side; unpaired texts join in the fourth step, and states are drawn.
+    "dual-emp": (8, {**NOISY, "checkpoint_every": 2, "paired_steps": 3}, (3, 7)),
 }
 
 

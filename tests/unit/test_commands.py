@@ -534,12 +534,14 @@ def test_help_is_fast_because_it_imports_nothing_heavy():
 
 @pytest.fixture
 def mimics(home, build):
-    """Two runs of MIME more, one without mimicry."""
+    """Two runs of MIME more, one without mimicry; untrained, they only notice loud emotions."""
     for name, variant in (("with", "mime"), ("without", "mime-no-mimicry")):
         folder = home / "runs" / name
         run = dataclasses.replace(store.find("first"), name=name, folder=folder, variant=variant)
         run.write()
-        runs.save(build(variant), run.model)
+        model = build(variant)
+        model.variant.emotions.weight.data.mul_(100.0)
+        runs.save(model, run.model)
     return home
 
 
