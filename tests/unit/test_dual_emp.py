@@ -166,6 +166,19 @@ def test_who_learns_from_an_unpaired_text(build, batch, stream, speaks, tells):
         assert getattr(variant, rests).decoder.norm.weight.grad is None, term
 
 
+@pytest.mark.parametrize("stream", [CONTEXTS, RESPONSES])
+def test_a_text_is_told_again_from_what_was_said(build, batch, stream, monkeypatch):
+    variant = build("dual-emp", expectation="mean").variant.train()
+    words = batch["response"][:, :1]
+
+    def told_again(said):
+        monkeypatch.setattr(variant, "_said", lambda *_, **__: said)
+        return variant._of_unpaired(batch, stream, BEGUN)[f"told_again_{stream}"]
+
+    assert torch.equal(told_again(words), told_again(words))
+    assert not torch.allclose(told_again(words), told_again(words + 1), atol=1e-6)
+
+
 def test_rewards_are_held_against_the_others(build):
     variant = build("dual-emp").variant
     advantage = variant._advantage(torch.tensor([-2.0, -4.0, -6.0]))
@@ -198,11 +211,13 @@ def test_said_texts_end(build, batch):
     vectors = variant._drawn(about.posterior).vectors
     with torch.no_grad():
         variant.forth.output.bias.zero_()
-        variant.forth.output.bias[variant.facts.specials["<eos>"]] = 2.0
+        likely = math.log(variant.facts.num_tokens) - 1  # as likely as a third of all words
+        variant.forth.output.bias[variant.facts.specials["<eos>"]] = likely
     torch.manual_seed(0)
     said = variant._said(variant.forth, about, vectors, 50, greedily=False)
     real = said != 0
     assert said.shape[1] <= 50
+    assert not bool(real.all()), "some end before others"
     assert bool((real.long().diff(dim=1) <= 0).all()), "padding only behind the words"
     assert bool((said[real] >= len(variant.facts.specials)).all()), "words only"
 
