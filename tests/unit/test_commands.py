@@ -534,15 +534,22 @@ def test_help_is_fast_because_it_imports_nothing_heavy():
 
 @pytest.fixture
 def mimics(home, build):
-    """Two runs of MIME more, one without mimicry; untrained, they only notice loud emotions."""
+    """Two runs of MIME more, one without mimicry."""
     for name, variant in (("with", "mime"), ("without", "mime-no-mimicry")):
         folder = home / "runs" / name
         run = dataclasses.replace(store.find("first"), name=name, folder=folder, variant=variant)
         run.write()
-        model = build(variant)
-        model.variant.emotions.weight.data.mul_(100.0)
-        runs.save(model, run.model)
+        runs.save(build(variant), run.model)
     return home
+
+
+@pytest.fixture
+def loud(mimics):
+    """One with emotions that make a difference, as they do not before training."""
+    model = runs.load(store.find("with").model)
+    with torch.no_grad():
+        model.variant.emotions.weight *= 100.0
+    runs.save(model, mimics / "runs" / "with" / "model")
 
 
 @pytest.mark.usefixtures("mimics")
@@ -566,11 +573,8 @@ def test_separated_groups_score_higher(call, mimics):
     assert one["separation"] > 0.5 > other["separation"]
 
 
-def test_show_stochasticity(call, mimics):
-    model = runs.load(store.find("with").model)
-    with torch.no_grad():  # emotions that make a difference, as they do not before training
-        model.variant.emotions.weight *= 30.0
-    runs.save(model, mimics / "runs" / "with" / "model")
+@pytest.mark.usefixtures("loud")
+def test_show_stochasticity(call):
     done = spoken(call("show", "stochasticity", "with", "--count", 4, "--json"))
     assert len(done["answers"]) == 4
     differing = [one for one in done["answers"] if one["with"] != one["without"]]
@@ -583,7 +587,7 @@ def test_show_stochasticity(call, mimics):
     )
 
 
-@pytest.mark.usefixtures("mimics")
+@pytest.mark.usefixtures("loud")
 def test_controls_are_checked_and_used(call):
     ask = ("respond", "with", "--context", "I won!", *FEW)
     calm = spoken(call(*ask, "--json"))["answers"][0]
