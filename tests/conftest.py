@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from attune.models.base import Batch
-from attune.platform import runs
+from attune.platform import runs, store
 from attune.platform.batches import Ragged, encode, read_by, subwords_of
 from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS
-from attune.platform.corpora.prepare import prepare, read_samples
+from attune.platform.corpora.prepare import prepare, read_manifest, read_samples
 from attune.platform.settings import find_variant
 from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords
@@ -108,5 +108,25 @@ def build(vocabulary, tiny_encoder):
             changes = {setting: str(tiny_encoder), **changes}
         config = settings.configure(name, preset, changes)[0]
         return runs.build(name, config, vocabulary, EMOTIONS, lexicon=bundled.lexicon())
+
+    return make
+
+
+@pytest.fixture
+def home_with(tmp_path, monkeypatch, prepared):
+    """Makes a home of finished runs, by name the model of each."""
+
+    def make(models):
+        home = tmp_path / "home"
+        monkeypatch.setenv("ATTUNE_HOME", str(home))
+        given = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
+        for name, model in models.items():
+            run = store.Run(
+                name=name, folder=home / "runs" / name, variant=model.name, preset="tiny",
+                config={}, training={}, data=given, status="finished",
+            )  # fmt: skip
+            run.write()
+            runs.save(model, run.model)
+        return home
 
     return make

@@ -257,19 +257,9 @@ def test_scores_are_what_they_say(build, monkeypatch):
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, build, prepared):
+def home(home_with, build):
     """A home with an annotator and a run that answers."""
-    home = tmp_path / "home"
-    monkeypatch.setenv("ATTUNE_HOME", str(home))
-    given = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
-    for name, variant in (("marker", "cause-annotator"), ("talker", "dummy")):
-        run = store.Run(
-            name=name, folder=home / "runs" / name, variant=variant, preset="tiny", config={},
-            training={}, data=given, status="finished",
-        )  # fmt: skip
-        run.write()
-        runs.save(build(variant), run.model)
-    return home
+    return home_with({"marker": build("cause-annotator"), "talker": build("dummy")})
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from attune.models.base import Progress
 from attune.platform import classifying, runs, store
 from attune.platform.batches import Stream, subwords_of
 from attune.platform.corpora.labels import EMOTIONS
-from attune.platform.corpora.prepare import read_manifest, read_samples
+from attune.platform.corpora.prepare import read_samples
 from attune.platform.errors import UsageError
 from attune.platform.evaluation import calibration, emotions
 from attune.platform.text import encoders
@@ -145,19 +145,9 @@ def taught(build, columns):
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, build, prepared, taught):
+def home(home_with, build, taught):
     """A home with a classifier and a run that answers."""
-    home = tmp_path / "home"
-    monkeypatch.setenv("ATTUNE_HOME", str(home))
-    given = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
-    for name, variant in (("teller", "emotion-classifier"), ("talker", "dummy")):
-        run = store.Run(
-            name=name, folder=home / "runs" / name, variant=variant, preset="tiny", config={},
-            training={}, data=given, status="finished",
-        )  # fmt: skip
-        run.write()
-        runs.save(taught if name == "teller" else build(variant), run.model)
-    return home
+    return home_with({"teller": taught, "talker": build("dummy")})
 
 
 @pytest.mark.usefixtures("home")

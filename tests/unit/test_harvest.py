@@ -56,18 +56,9 @@ def listed(monkeypatch):
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, build, prepared):
+def home(home_with, build):
     """A home with a classifier and a run that answers."""
-    home = tmp_path / "home"
-    monkeypatch.setenv("ATTUNE_HOME", str(home))
-    given = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
-    for name, variant in (("teller", "emotion-classifier"), ("talker", "dummy")):
-        run = store.Run(
-            name=name, folder=home / "runs" / name, variant=variant, preset="tiny", config={},
-            training={}, data=given, status="finished",
-        )  # fmt: skip
-        run.write()
-        runs.save(build(variant), run.model)
+    home = home_with({"teller": build("emotion-classifier"), "talker": build("dummy")})
     fitted = {"temperature": {"context": 0.2, "response": 0.25}}  # it would know nothing otherwise
     (store.find("teller").model / classifying.CALIBRATION).write_text(json.dumps(fitted))
     return home
