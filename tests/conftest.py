@@ -22,6 +22,12 @@ from attune.platform.training import settings
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """Weights and draws are those of the test alone, not of whatever ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "bundled"
