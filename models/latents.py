@@ -32,7 +32,7 @@ def sampled(mean: Tensor, log_variance: Tensor) -> Tensor:
 def divergence(
     mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor
 ) -> Tensor:
-    """(B,) Kullback-Leibler divergence of a Gaussian from its prior."""
+    """(..., D) -> (...) Kullback-Leibler divergence of a Gaussian from its prior."""
     ratio = log_variance - prior_log_variance
     off = (mean - prior_mean).square() * (-prior_log_variance).exp()
-    return 0.5 * (ratio.exp() - ratio - 1 + off).sum(dim=1)
+    return 0.5 * (ratio.exp() - ratio - 1 + off).sum(dim=-1)

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attune.models.base import (
@@ -119,29 +120,32 @@ class Latent(nn.Module):
     def __init__(self, inside: int, width: int, num_groups: int, *, spread: bool):
         super().__init__()
         self.spread = spread
+        outside = 2 * width if spread else width  # the mean, and the logarithm of the variance
         self.first = nn.Linear(inside, width)
-        self.means = nn.ModuleList(nn.Linear(width, width) for _ in range(num_groups))
-        self.log_variances = nn.ModuleList(
-            nn.Linear(width, width) for _ in range(num_groups if spread else 0)
-        )
+        self.weight = nn.Parameter(torch.empty(num_groups, width, outside))
+        self.bias = nn.Parameter(torch.empty(num_groups, 1, outside))
+        for parameter in (self.weight, self.bias):
+            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)  # as nn.Linear begins
 
-    def forward(self, given: Tensor, group: int) -> tuple[Tensor, Tensor]:
-        """(B, inside) -> mean and logarithm of the variance, (B, D) each."""
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, inside), or one for each group (groups, B, inside) -> mean and logarithm of the
+        variance, (groups, B, D) each."""
         hidden = self.first(given).relu()  # eq. 11
-        mean = self.means[group](hidden)  # eq. 12
+        made = torch.baddbmm(self.bias, hidden.expand(len(self.weight), -1, -1), self.weight)
         if not self.spread:
-            return mean, torch.full_like(mean, -torch.inf)
-        return mean, self.log_variances[group](hidden)  # eq. 13
+            return made, torch.full_like(made, -torch.inf)
+        mean, log_variance = made.chunk(2, dim=-1)  # eq. 12-13
+        return mean, log_variance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Felt:
     """The emotion of the response, for each group."""
 
-    distributions: list[Tensor]
-    """(B, emotions of the group)."""
-    bounds: list[Tensor]
-    """(B,) what each adds to its evidence bound's loss; empty where the truth is not told."""
+    shares: Tensor
+    """(groups, B, emotions), 0 for emotions of another group."""
+    bounds: Tensor
+    """(groups, B) what each adds to its evidence bound's loss."""
 
 
 class Mime(Transformer):
@@ -186,29 +190,24 @@ class Mime(Transformer):
         "stochasticity": (OFF, ON),
         "seed": tuple(str(number) for number in range(100)),
     }
-    group_of: Tensor
-    place_in_group: Tensor
+    members: Tensor
 
     def __init__(self, config: MimeConfig, facts: Facts):
         super().__init__(config, facts)
         width = config.width
         self.groups = groups_of(config, facts.emotions)
         """By name, the numbers of a group's emotions."""
-        group_of, place = torch.zeros(2, len(facts.emotions), dtype=torch.long)
-        for number, members in enumerate(self.groups.values()):
-            group_of[members] = number
-            place[members] = torch.arange(len(members))
-        self.register_buffer("group_of", group_of, persistent=False)
-        self.register_buffer("place_in_group", place, persistent=False)
+        members = torch.zeros(len(self.groups), len(facts.emotions), dtype=torch.bool)
+        for number, numbers in enumerate(self.groups.values()):
+            members[number, numbers] = True
+        self.register_buffer("members", members, persistent=False)  # (groups, emotions)
         self.emotions = nn.Embedding(len(facts.emotions), width)  # E_E, of classifier and decoder
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
         self.likeness = nn.Linear(width, width, bias=False)  # W_E
         self.prior = Latent(width, width, len(self.groups), spread=config.stochasticity)
         if config.stochasticity:
             self.posterior = Latent(2 * width, width, len(self.groups), spread=True)
-        self.choices = nn.ModuleList(
-            nn.Linear(width, len(members)) for members in self.groups.values()
-        )
+        self.choose = nn.Linear(width, len(facts.emotions))  # each group's, an emotion being of one
         self.tell = nn.Linear(2 * width, width)  # of a word and an emotion, as the encoder reads it
         self.refine = Encoder(
             width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
@@ -252,9 +251,9 @@ class Mime(Transformer):
         if self.training:
             positive = self._truly_first_group(logits, batch["emotion"])
         else:  # what is looked at in between is what answers will be made from
-            felt = replace(felt, distributions=self._felt(source[:, 0]))
+            felt = replace(felt, shares=self._felt(source[:, 0]))
             positive = self._first_group(logits)
-        fused, _ = self._refined(source, words, felt.distributions, positive)
+        fused, _ = self._refined(source, words, felt.shares, positive)
         bounds = zip(self.groups, felt.bounds, strict=True)
         return {
             "nll": self.nll(batch, self._decoded(words, fused), words),
@@ -288,40 +287,36 @@ class Mime(Transformer):
         products: Tensor = self.likeness(context) @ self.emotions.weight.t()
         return products
 
-    def _felt(self, context: Tensor, noise: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def _felt(self, context: Tensor, noise: Tensor | None = None) -> Tensor:
         """Each group's distribution from the prior: at its mean, or off it by noise (eq. 7-9)."""
-        found = []
-        for group in range(len(self.groups)):
-            mean, log_variance = self.prior(context, group)
-            latent = mean
-            if noise is not None:
-                latent = self._sampled(mean, log_variance, noise[group])
-            found.append(self.choices[group](latent).softmax(dim=-1))
-        return found
+        mean, log_variance = self.prior(context)
+        latent = mean if noise is None else self._sampled(mean, log_variance, noise)
+        return self._log_shares(latent).exp()
+
+    def _log_shares(self, latent: Tensor) -> Tensor:
+        """(groups, B, D) -> (groups, B, emotions), each group's own emotions sharing 1."""
+        logits: Tensor = self.choose(latent)
+        return logits.masked_fill(~self.members[:, None], -torch.inf).log_softmax(dim=-1)
 
     def _felt_in_training(self, context: Tensor, emotion: Tensor, progress: Progress) -> Felt:
         """Each group's distribution from the posterior, and its evidence bound (eq. 16-17)."""
         true = emotion.clamp(min=0)
-        weight = self._divergence_weight(progress)
-        distributions, bounds = [], []
-        for group, members in enumerate(self.groups.values()):
-            own = (emotion >= 0) & (self.group_of[true] == group)  # (B,)
-            mean, log_variance = self.prior(context, group)
-            off, latent = mean.new_zeros(len(mean)), mean
-            if self.config.stochasticity:
-                average = self.emotions.weight[members].mean(dim=0)
-                felt = torch.where(own[:, None], self.emotions(true), average)  # (B, D)
-                prior = mean, log_variance
-                mean, log_variance = self.posterior(torch.cat([context, felt], dim=1), group)
-                off = divergence(mean, log_variance, *prior)
-                noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
-                latent = self._sampled(mean, log_variance, noise)
-            log_shares = self.choices[group](latent).log_softmax(dim=-1)
-            place = torch.where(own, self.place_in_group[true], 0)
-            likelihood = log_shares.gather(1, place[:, None]).squeeze(1)
-            distributions.append(log_shares.exp())
-            bounds.append(weight * off - torch.where(own, likelihood, 0.0))
-        return Felt(distributions=distributions, bounds=bounds)
+        own = self.members[:, true] & (emotion >= 0)  # (groups, B)
+        mean, log_variance = self.prior(context)
+        off, latent = mean.new_zeros(own.shape), mean
+        if self.config.stochasticity:
+            prior = mean, log_variance
+            average = (self.members / self.members.sum(dim=1, keepdim=True)) @ self.emotions.weight
+            felt = torch.where(own[..., None], self.emotions(true), average[:, None])
+            given = torch.cat([context.expand_as(felt), felt], dim=-1)  # (groups, B, 2 D)
+            mean, log_variance = self.posterior(given)
+            off = divergence(mean, log_variance, *prior)
+            noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
+            latent = self._sampled(mean, log_variance, noise)
+        log_shares = self._log_shares(latent)
+        likelihood = log_shares[:, torch.arange(len(true)), true]
+        bounds = self._divergence_weight(progress) * off - torch.where(own, likelihood, 0.0)
+        return Felt(shares=log_shares.exp(), bounds=bounds)
 
     def _divergence_weight(self, progress: Progress) -> float:
         """With all of it from the first step on the latent never comes to say anything: its noise
@@ -332,64 +327,62 @@ class Mime(Transformer):
         """Eq. 13-15."""
         return mean + self.config.sampling_temperature * noise * (0.5 * log_variance).exp()
 
-    def _noise(self, index: Tensor, seed: int) -> list[Tensor]:
-        """(B, D) for each group, each sample's own, whatever batch it comes in."""
+    def _noise(self, index: Tensor, seed: int) -> Tensor:
+        """(groups, B, D), each sample's own, whatever batch it comes in."""
         drawn = [
             torch.randn(len(self.groups), self.config.width, generator=generator)
             for generator in seeded(index, seed)
         ]
-        return list(torch.stack(drawn, dim=1).to(index.device))
+        return torch.stack(drawn, dim=1).to(index.device)
 
     def _first_group(self, logits: Tensor) -> Tensor:
         """(B,) whether the predicted emotion is of the first group: positive."""
         if not self.config.grouping:
             return logits.new_ones(len(logits), dtype=torch.bool)
-        positive, negative = (logits[:, members].amax(dim=1) for members in self.groups.values())
+        positive, negative = (logits[:, numbers].amax(dim=1) for numbers in self.groups.values())
         # p / (p + n) of the two likeliest is a sigmoid of the difference of their logits.
         return (positive - negative).sigmoid() >= self.config.positive_threshold
 
     def _truly_first_group(self, logits: Tensor, emotion: Tensor) -> Tensor:
         """(B,) whether the true emotion is positive; the predicted one where there is none."""
-        true = self.group_of[emotion.clamp(min=0)] == 0
+        true = self.members[0, emotion.clamp(min=0)]
         return torch.where(emotion >= 0, true, self._first_group(logits))
 
-    def _understood(
-        self, source: Tensor, words: Embedded, distributions: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def _understood(self, source: Tensor, words: Embedded, shares: Tensor) -> tuple[Tensor, Tensor]:
         """The fused context and its gates, by the predicted emotion."""
         positive = self._first_group(self.scores(source[:, 0]))
-        return self._refined(source, words, distributions, positive)
+        return self._refined(source, words, shares, positive)
 
     def _refined(
-        self, source: Tensor, words: Embedded, distributions: list[Tensor], positive: Tensor
+        self, source: Tensor, words: Embedded, shares: Tensor, positive: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The fused context (B, S - 1, D) of the words alone, and how far each gate is open
-        (B, S - 1, groups, D)."""
-        felt = torch.stack(
-            [
-                shares @ self.emotions.weight[members]  # eq. 10
-                for shares, members in zip(distributions, self.groups.values(), strict=True)
-            ]
-        )  # (groups, B, D)
+        """The fused context (B, S - 1, D) without `<cls>`, and how far the gates of its N real
+        words are open (N, groups, D or 1)."""
+        felt = shares @ self.emotions.weight  # eq. 10: (groups, B, D)
         if self.config.mimicry:  # eq. 18-19: what mimics comes first
             felt = torch.where(positive[:, None], felt, felt.flip(0))
         # Eq. 20-21: a linear layer on a word and an emotion is the sum of one on each.
         of_words, of_emotions = self.tell.weight.split(self.config.width, dim=1)
-        told = (source[:, 1:] @ of_words.t()) + self.tell.bias
+        told = F.linear(source[:, 1:], of_words, self.tell.bias)
         told = told + (felt @ of_emotions.t())[:, :, None]  # (groups, B, S - 1, D)
-        mask = _words_only(words.mask).repeat(len(felt), 1, 1, 1)
-        refined = self.refine(told.flatten(0, 1), mask)  # eq. 22-23, both at once
-        apart = refined.unflatten(0, (len(felt), -1)).permute(1, 2, 0, 3)  # (B, S - 1, groups, D)
-        gates = self._gates(apart.flatten(2)).unflatten(2, (len(felt), -1)).expand_as(apart)
-        fused: Tensor = self.fuse((gates * apart).flatten(2))  # eq. 26-27
-        return fused, gates
+        mask = _words_only(words.mask)
+        refined = self.refine(told.flatten(0, 1), mask.repeat(len(felt), 1, 1, 1))  # eq. 22-23
+        # What follows is for each word alone, so padding is left out; F.embedding is the indexing
+        # whose gradient is fast.
+        real = mask.flatten()
+        places = real.nonzero() + len(real) * torch.arange(len(felt), device=real.device)
+        apart = F.embedding(places, refined.flatten(0, 1))  # (N, groups, D)
+        gates = self._gates(apart)
+        fused = self.fuse((gates * apart).flatten(1))  # eq. 26-27
+        nearest = (real.cumsum(dim=0) - 1).clamp(min=0).view(len(source), -1)  # of pads: any word
+        return F.embedding(nearest, fused), gates
 
-    def _gates(self, joined: Tensor) -> Tensor:
+    def _gates(self, apart: Tensor) -> Tensor:
         """Eq. 25."""
         if self.config.gate == "open":
-            return torch.ones_like(joined)
-        opened: Tensor = self.contribution(joined).sigmoid()
-        return opened
+            return torch.ones_like(apart)
+        opened: Tensor = self.contribution(apart.flatten(1)).sigmoid()
+        return opened.unflatten(1, (apart.shape[1], -1))
 
     def _decoded(self, words: Embedded, fused: Tensor) -> Tensor:
         hidden: Tensor = self.decoder(words.response, fused, _words_only(words.mask))  # eq. 28
@@ -399,24 +392,23 @@ class Mime(Transformer):
         """Emotions, the groups' shares, the response's emotion in each, and the gates."""
         words = self.embedded(batch)
         source = self.read(words)
-        distributions = self._felt(source[:, 0])
-        _, gates = self._understood(source, words, distributions)
-        opened = gates.mean(dim=-1)  # (B, S - 1, groups)
-        names = ("mimicking", "non-mimicking") if self.config.mimicry else tuple(self.groups)
+        felt = self._felt(source[:, 0])
+        _, gates = self._understood(source, words, felt)
         lengths = _words_only(words.mask).flatten(1).sum(dim=1).tolist()
+        opened = gates.mean(dim=-1).split(lengths)  # of each sample (words, groups)
+        names = ("mimicking", "non-mimicking") if self.config.mimicry else tuple(self.groups)
         shares = self.scores(source[:, 0]).softmax(dim=-1)
-        members = self.groups.values()
-        in_groups = torch.stack([shares[:, each].sum(dim=1) for each in members], dim=1)
+        in_groups = shares @ self.members.to(shares.dtype).t()  # (B, groups)
         return [
             replace(
                 explanation,
                 groups=dict(zip(self.groups, in_groups[row].tolist(), strict=True)),
                 response_emotion={
-                    name: dict(zip(self._names(name), each[row].tolist(), strict=True))
-                    for name, each in zip(self.groups, distributions, strict=True)
+                    name: dict(zip(self._names(name), each[row, numbers].tolist(), strict=True))
+                    for (name, numbers), each in zip(self.groups.items(), felt, strict=True)
                 },
                 by_word={
-                    f"gate {name}": opened[row, : lengths[row], place].tolist()
+                    f"gate {name}": opened[row][:, place].tolist()
                     for place, name in enumerate(names)
                 },
             )

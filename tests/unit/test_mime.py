@@ -68,12 +68,12 @@ def test_evidence_bounds(build, batch):
         for row, emotion in enumerate(batch["emotion"].tolist()):
             own = emotion in members
             given = variant.emotions.weight[emotion if own else members].reshape(-1, 32).mean(dim=0)
-            prior = variant.prior(context[row : row + 1], group)
+            prior = [each[group] for each in variant.prior(context[row : row + 1])]
             both = torch.cat([context[row], given])[None]
-            mean, log_variance = variant.posterior(both, group)
+            mean, log_variance = (each[group] for each in variant.posterior(both))
             expected = divergence(mean, log_variance, *prior)
             if own:
-                shares = variant.choices[group](mean).log_softmax(dim=-1)
+                shares = variant.choose(mean)[:, members].log_softmax(dim=-1)
                 expected = expected - shares[0, members.index(emotion)]
             assert torch.allclose(bound[row], expected, atol=1e-4)
 
@@ -91,7 +91,7 @@ def test_likely_emotions_decide_who_mimics(build, batch):
 def test_the_likeliest_emotion_decides_by_default(build):
     variant = build("mime").variant
     logits = torch.randn(200, 32)
-    likeliest = variant.group_of[logits.argmax(dim=1)] == 0
+    likeliest = torch.isin(logits.argmax(dim=1), torch.tensor(variant.groups["positive"]))
     assert torch.equal(variant._first_group(logits), likeliest)
     assert 20 < likeliest.sum() < 180
 
@@ -102,10 +102,10 @@ def test_words_are_told_the_emotion(build, batch):
     variant = build("mime").variant.eval()
     words = variant.embedded(batch)
     source = variant.read(words)
-    distributions = variant._felt(source[:, 0])
+    shares = variant._felt(source[:, 0])
     felt = [
-        shares @ variant.emotions.weight[members]
-        for shares, members in zip(distributions, variant.groups.values(), strict=True)
+        own[:, members] @ variant.emotions.weight[members]
+        for own, members in zip(shares, variant.groups.values(), strict=True)
     ]
     refined = []
     for emotion in (felt[1], felt[0]):  # all are negative: the negative one mimics
@@ -114,7 +114,7 @@ def test_words_are_told_the_emotion(build, batch):
     both = torch.cat(refined, dim=2)
     expected = variant.fuse(variant.contribution(both).sigmoid() * both)
     negative = torch.zeros(len(batch), dtype=torch.bool)
-    fused, _ = variant._refined(source, words, distributions, negative)
+    fused, _ = variant._refined(source, words, shares, negative)
     real = words.mask[:, 0, 0, 1:]
     assert torch.allclose(fused[real], expected[real], atol=1e-4)
 
@@ -185,7 +185,7 @@ def test_the_divergence_is_annealed_in_training_alone(build, batch):
         for step in (0, 5, 10, 20):
             torch.manual_seed(0)
             felt = variant._felt_in_training(context, batch["emotion"], Progress(step=step))
-            bounds[training, step] = torch.stack(felt.bounds).detach()
+            bounds[training, step] = felt.bounds.detach()
     divergence = bounds[True, 10] - bounds[True, 0]
     assert (divergence > 0).all()
     assert torch.allclose(bounds[True, 5] - bounds[True, 0], divergence / 2, atol=1e-5)
