@@ -26,10 +26,10 @@ demo: install
 	$(VENV)/bin/attune doctor
 	$(VENV)/bin/attune demo
 
-# Tests with a cluster or real data one after the other, since each takes the whole machine.
+# Tests of one group (a cluster, a browser) run one after the other, in one process, and begin first,
+# since they take longest.
 test: install browser
-	$(VENV)/bin/python -m pytest tests/data tests/stack
-	$(VENV)/bin/python -m pytest tests/unit --numprocesses auto --dist worksteal
+	$(VENV)/bin/python -m pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder
 
 lint: install
 	$(VENV)/bin/ruff check .

@@ -58,6 +58,8 @@ from attune.models.multitask import SMALL
 from attune.models.transformer import Transformer, TransformerConfig, with_unknowns
 
 SPEAKER, LISTENER = "<speaker>", "<listener>"
+SURE = 5.0
+"""How far the logit of a state's own emotion is above the others' at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,10 +245,21 @@ class DualEmp(Transformer):
         if config.dual:
             self.back = self._direction()
         self.states = nn.Embedding(config.num_states, config.width)  # E_z
-        nn.init.normal_(self.states.weight, std=config.width**-0.5)
         self.emotions = nn.Linear(config.width, len(facts.emotions), bias=False)  # W_e
-        # States must differ in what they say of emotions before a posterior can choose among them.
-        nn.init.normal_(self.emotions.weight, std=1.0)
+        self._let_states_stand_for_emotions()
+
+    @torch.no_grad()
+    def _let_states_stand_for_emotions(self) -> None:
+        """Begin with an emotion for each state, several states for one where there are more.
+
+        Where all states say much the same of emotions, a posterior has nothing to choose by and
+        stays even for epochs, and even states learn no emotions (docs/log.md).
+        """
+        count, width = self.emotions.weight.shape
+        nn.init.normal_(self.emotions.weight, std=width**-0.5)
+        nn.init.normal_(self.states.weight, std=0.1 * width**-0.5)
+        self.states.weight += self.emotions.weight[torch.arange(len(self.states.weight)) % count]
+        self.emotions.weight *= SURE
 
     def _direction(self) -> Direction:
         config: DualEmpConfig = self.config

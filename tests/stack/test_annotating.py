@@ -12,6 +12,8 @@ from attune.platform import annotating, classifying, harvesting, runs, store
 from attune.platform.corpora.conversations import UNPAIRED
 from attune.platform.corpora.prepare import MANIFEST, read_manifest, read_samples
 
+pytestmark = pytest.mark.xdist_group("cluster")
+
 BIN = Path(sys.executable).parent
 
 

@@ -10,6 +10,8 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
+pytestmark = pytest.mark.xdist_group("cluster")
+
 
 @pytest.fixture(scope="module")
 def cluster():

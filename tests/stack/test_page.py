@@ -17,6 +17,8 @@ from attune.models.decoding import Decoding
 from attune.platform import runs, store
 from attune.platform.serving import Responder
 
+pytestmark = pytest.mark.xdist_group("page")
+
 ATTUNE = Path(sys.executable).parent / "attune"
 TURN = "I lost my job today."
 PATIENCE = 60_000  # milliseconds, for a machine that has much else to do

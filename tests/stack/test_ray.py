@@ -18,6 +18,8 @@ from mlflow import MlflowClient
 from attune.platform import store
 from attune.platform.training.metrics_file import read_metrics
 
+pytestmark = pytest.mark.xdist_group("cluster")
+
 BIN = Path(sys.executable).parent
 STEPS = 240
 SETTINGS = ("--preset", "tiny", "--max-steps", str(STEPS), "--set", "evaluate_every=80",

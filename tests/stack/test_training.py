@@ -17,6 +17,8 @@ from attune.platform.training.loop import Training
 from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import TrainingConfig
 
+pytestmark = pytest.mark.xdist_group("training")
+
 SPEED = "samples_per_second"
 
 

@@ -14,6 +14,8 @@ import pytest
 from attune.platform.training import start
 from attune.platform.training.metrics_file import read_metrics
 
+pytestmark = pytest.mark.xdist_group("workers")
+
 TOLERANCE = 1e-4
 STEPS = 12
 
