@@ -63,9 +63,8 @@ def demo(
     for variant in plan:  # before the first is trained
         configure(variant, preset)
     found = []
-    for number, variant in enumerate(plan, start=1):
-        screen.print(f"[bold]{number} of {len(plan)}: {variant}[/bold]")
-        run = _trained(variant, preset, max_steps, screen)
+    for run in _trained([_run(variant, preset, max_steps) for variant in plan], screen):
+        screen.print(f"evaluating {run.name}", markup=False)
         result = evaluate.of_run(run, None, evaluate.TEST, Decoding())
         evaluate.log(run, result)
         found.append((run, result))
@@ -74,27 +73,37 @@ def demo(
         print_json({"runs": [{"name": run.name, **result} for run, result in found]})
 
 
-def _trained(variant: str, preset: str, max_steps: int | None, screen: Console) -> "Run":
+def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
+    """A new run, or the one that an earlier demo began."""
     from attune.platform import store
-    from attune.platform.training import driver, start
+    from attune.platform.training import start
 
     name = f"demo-{variant}" if preset == PRESET else f"demo-{variant}-{preset}"
     folder = store.folder_of_runs() / name
-    if (folder / store.RECORD).is_file():
-        run = store.read(folder)
-        if run.status == "finished":
-            screen.print(f"{name} is finished already: {folder}", markup=False)
-            return run
-        run = run.changed(max_steps=max_steps)
-    else:
+    if not (folder / store.RECORD).is_file():
         changes = {"max_epochs": MAX_EPOCHS}
-        run = start.new_run(variant, preset=preset, changes=changes, name=name, max_steps=max_steps)
-    with training_progress(screen, run.name) as show:
-        run = driver.train(run, show)
-    if run.status != "finished":
+        return start.new_run(
+            variant, preset=preset, changes=changes, name=name, max_steps=max_steps
+        )
+    run = store.read(folder)
+    return run if run.status == "finished" else run.changed(max_steps=max_steps)
+
+
+def _trained(runs: "list[Run]", screen: Console) -> "list[Run]":
+    """All of them, as many at once as there are cores: small models gain little by a second one."""
+    from attune.platform.training import driver
+
+    finished = {run.name: run for run in runs if run.status == "finished"}
+    for run in finished.values():
+        screen.print(f"{run.name} is finished already: {run.folder}", markup=False)
+    left = [run for run in runs if run.name not in finished]
+    if left:
+        with training_progress(screen, *(run.name for run in left)) as show:
+            finished |= {run.name: run for run in driver.train_all(left, show)}
+    if any(run.status != "finished" for run in finished.values()):
         screen.print("stopped: give the same command again to go on")
         raise typer.Exit(130)
-    return run
+    return [finished[run.name] for run in runs]
 
 
 def _show(screen: Console, found: "list[tuple[Run, dict[str, Any]]]") -> None:

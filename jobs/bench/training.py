@@ -5,9 +5,12 @@ good        bucketed batches, torch's own smoothed cross-entropy on the real tok
 reference   as the papers' code does it: batches in random order, padded to the longest, the
             smoothed loss over the logits of every place, pads too, Adam weight by weight
 
-They take turns, each in a process of its own, and the median of the turns counts.
+They take turns, each in a process of its own. Machines are shared and their speed drifts, so a
+ratio is taken within a turn, and its median over the turns counts. Where plain loops are compared
+with each other, they take turns within one process, some steps at a time.
 """
 
+import dataclasses
 import json
 import os
 import resource
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +45,11 @@ from attune.platform.training.settings import configure
 VARIANT, PRESET = "multi-trs", "paper"
 SMOOTHING = 0.1
 SETTINGS = {"label_smoothing": SMOOTHING}
-ROUNDS = 3
+ROUNDS = 5
 WARM_UP = 20
-STEPS = {"attune train": 400, "plain": 400, "good": 120, "reference": 60}
-FEWER_STEPS = 160
-"""Of the plain loop, where it is compared with itself."""
+STEPS = {"plain": 400, "attune train": 400, "reference": 60, "good": 120}
+PLAIN_STEPS, AT_A_TIME = 180, 10
+"""Where plain loops take turns with each other."""
 GROWING_DATA, GROWING_WORDS = (1, 2, 4), (8_000, 16_000, 32_000)
 SYSTEMS: dict[str, dict[str, float]] = {
     VARIANT: {},
@@ -66,38 +70,38 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
             found = (
                 _through_the_command(data, folder / f"home-{turn}", steps)
                 if name == "attune train"
-                else _in_a_process(name, data, steps)
+                else _in_turns(data, [_Spec(kind=name)], steps)[0]
             )
             rates[name].append(found["samples_per_second"])
             peaks[name] = found["peak_memory_mb"]
-    systems: dict[str, list[float]] = {name: [] for name in SYSTEMS}
-    for _ in range(ROUNDS):
-        for name, found_rates in systems.items():
-            found = _in_a_process("plain", data, FEWER_STEPS, variant=name)
-            found_rates.append(found["samples_per_second"])
-    middle = {name: statistics.median(values) for name, values in rates.items()}
-    ours = middle["attune train"]
+    systems = [_Spec(variant=name) for name in SYSTEMS]
+    costs = [1 / each["samples_per_second"] for each in _in_turns(data, systems)]
     return {
-        "samples_per_second": middle,
+        "samples_per_second": {name: statistics.median(each) for name, each in rates.items()},
         "all_turns": rates,
         "peak_memory_mb": peaks,
-        "ratio_to_plain": ours / middle["plain"],
-        "ratio_to_reference": ours / middle["reference"],
-        "good_ratio_to_reference": middle["good"] / middle["reference"],
+        "ratio_to_plain": _ratio(rates["attune train"], rates["plain"]),
+        "ratio_to_reference": _ratio(rates["attune train"], rates["reference"]),
+        "good_ratio_to_reference": _ratio(rates["good"], rates["reference"]),
         "cost_of_a_sample": {
-            name: statistics.median(systems[VARIANT]) / statistics.median(values)
-            for name, values in systems.items()
+            name: cost / costs[0] for name, cost in zip(SYSTEMS, costs, strict=True)
         },
         "growth": {
-            "data": {
-                times: _in_a_process("plain", data, FEWER_STEPS, times=times)
-                for times in GROWING_DATA
-            },
-            "vocabulary": {
-                words: _in_a_process("plain", data, FEWER_STEPS, words=words)
-                for words in GROWING_WORDS
-            },
+            "data": _growth(data, {times: _Spec(times=times) for times in GROWING_DATA}),
+            "vocabulary": _growth(data, {words: _Spec(words=words) for words in GROWING_WORDS}),
         },
+    }
+
+
+def _ratio(ones: list[float], others: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(ones, others, strict=True))
+
+
+def _growth(data: Path, specs: dict[int, "_Spec"]) -> dict[int, float]:
+    """Milliseconds a sample by size."""
+    found = _in_turns(data, list(specs.values()))
+    return {
+        size: 1000 / each["samples_per_second"] for size, each in zip(specs, found, strict=True)
     }
 
 
@@ -109,15 +113,16 @@ def show(screen: Console, found: dict[str, Any]) -> None:
         numbers=("samples/s", "of the reference", "peak MB"),
     )  # fmt: skip
     rates = found["samples_per_second"]
+    reference = found["all_turns"]["reference"]
     for name, rate in rates.items():
-        ratio, peak = rate / rates["reference"], found["peak_memory_mb"][name]
-        made.add_row(name, f"{rate:.1f}", f"{ratio:.2f}", f"{peak:,.0f}")
+        ratio = _ratio(found["all_turns"][name], reference)
+        made.add_row(name, f"{rate:.1f}", f"{ratio:.2f}", f"{found['peak_memory_mb'][name]:,.0f}")
     screen.print(made)
     screen.print(f"attune train runs at {found['ratio_to_plain']:.2f} of the plain loop")
     costs = (f"{name} {cost:.2f}" for name, cost in found["cost_of_a_sample"].items())
     screen.print(f"a training sample costs, as a multiple of {VARIANT}'s: {', '.join(costs)}")
     for kind, grown in found["growth"].items():
-        each = (f"{n:,}: {1000 / g['samples_per_second']:.2f}" for n, g in grown.items())
+        each = (f"{size:,}: {cost:.2f}" for size, cost in grown.items())
         screen.print(f"milliseconds a sample by {kind}: {', '.join(each)}")
 
 
@@ -146,28 +151,58 @@ def _through_the_command(data: Path, home: Path, steps: int) -> dict[str, float]
     }
 
 
-def _in_a_process(
-    kind: str, data: Path, steps: int, *, times: int = 1, words: int = 0, variant: str = VARIANT
-) -> Any:
-    options = (kind, variant, str(data), str(steps), str(times), str(words))
-    command = [sys.executable, "-m", __name__, *options]
+@dataclass(frozen=True, kw_only=True)
+class _Spec:
+    """One of the loops in plain torch."""
+
+    kind: str = "plain"
+    variant: str = VARIANT
+    times: int = 1
+    """How often the training samples are taken."""
+    words: int = 0
+    """Size of the vocabulary; 0 takes the data's own."""
+
+
+def _in_turns(data: Path, specs: list[_Spec], steps: int = PLAIN_STEPS) -> list[dict[str, float]]:
+    """Rate and most memory of each loop, all in one new process, some steps of each at a time."""
+    told = json.dumps([dataclasses.asdict(spec) for spec in specs])
+    command = [sys.executable, "-m", __name__, str(data), str(steps), told]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def _loop(kind: str, name: str, data: str, steps: str, times: str, words: str) -> None:
-    """One of the plain loops; prints its rate and the most memory it took."""
-    if kind == "plain":
+def _main(data: str, steps: str, told: str) -> None:
+    """What the new process does."""
+    specs = [_Spec(**each) for each in json.loads(told)]
+    if all(spec.kind == "plain" for spec in specs):
         memory.keep_freed()
-    vocabulary = _vocabulary(Path(data), int(words))
-    samples = pl.concat([read_samples(Path(data), "train")] * int(times))
+    loops = [_loop(Path(data), spec) for spec in specs]
+    for loop in loops:
+        for _ in range(WARM_UP):
+            next(loop)
+    seen, seconds = [0] * len(loops), [0.0] * len(loops)
+    for _ in range(0, int(steps) - WARM_UP, AT_A_TIME):
+        for number, loop in enumerate(loops):
+            started = time.perf_counter()
+            seen[number] += sum(next(loop) for _ in range(AT_A_TIME))
+            seconds[number] += time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rates = [samples / taken for samples, taken in zip(seen, seconds, strict=True)]
+    print(json.dumps([{"samples_per_second": rate, "peak_memory_mb": peak} for rate in rates]))
+
+
+def _loop(data: Path, spec: _Spec) -> Iterator[int]:
+    """A training loop that gives the number of samples of each step."""
+    vocabulary = _vocabulary(data, spec.words)
+    samples = pl.concat([read_samples(data, "train")] * spec.times)
     columns = encode(samples, vocabulary, emotions=EMOTIONS)
-    config, training = configure(name, PRESET, {**SETTINGS, **SYSTEMS[name]})
-    variant = runs.build(name, config, vocabulary, EMOTIONS).variant.train()
+    config, training = configure(spec.variant, PRESET, {**SETTINGS, **SYSTEMS[spec.variant]})
     torch.manual_seed(0)
-    if kind == "reference":
+    variant = runs.build(spec.variant, config, vocabulary, EMOTIONS).variant.train()
+    if spec.kind == "reference":
         optimizer = torch.optim.Adam(variant.parameters(), lr=1e-4, foreach=False, fused=False)
         batches = _at_random(columns, training.batch_size)
     else:
@@ -176,18 +211,12 @@ def _loop(kind: str, name: str, data: str, steps: str, times: str, words: str) -
     losses: dict[str, Step] = {
         "plain": _our_loss, "good": _good_loss, "reference": _papers_loss
     }  # fmt: skip
-    loss = losses[kind]
-    seen = 0
-    for step, batch in zip(range(int(steps)), batches, strict=False):
-        if step == WARM_UP:
-            started, seen = time.perf_counter(), 0
+    loss = losses[spec.kind]
+    for batch in batches:
         optimizer.zero_grad()
         loss(variant, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        seen += len(batch)
-    seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"samples_per_second": seen / seconds, "peak_memory_mb": peak}))
+        yield len(batch)
 
 
 def _our_loss(variant: Any, batch: Batch) -> Tensor:
@@ -247,4 +276,4 @@ def _vocabulary(data: Path, words: int) -> Vocabulary:
 
 
 if __name__ == "__main__":
-    _loop(*sys.argv[1:])
+    _main(*sys.argv[1:])
