@@ -142,8 +142,10 @@ class Direction(nn.Module):
         super().__init__()
         width = encoder.norm.weight.shape[0]
         self.encoder, self.decoder, self.output = encoder, decoder, output
+        # Not ReLU, which leaves so little of what tells emotions apart at first that the posterior
+        # stays even for epochs (docs/log.md).
         self.posterior = nn.Sequential(
-            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, num_states)
+            nn.Linear(width, width), nn.Tanh(), nn.Linear(width, num_states)
         )
 
 
@@ -252,8 +254,7 @@ class DualEmp(Transformer):
     def _let_states_stand_for_emotions(self) -> None:
         """Begin with an emotion for each state, several states for one where there are more.
 
-        Where all states say much the same of emotions, a posterior has nothing to choose by and
-        stays even for epochs, and even states learn no emotions (docs/log.md).
+        Where all states say much the same of emotions, a posterior has nothing to choose by.
         """
         count, width = self.emotions.weight.shape
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
