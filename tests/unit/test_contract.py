@@ -1,6 +1,7 @@
 """Each check of the contract notices the fault it is there for."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -50,12 +51,15 @@ class LocalMean(MultiTransformer):
 
 
 class KeepsSomethingApart(MultiTransformer):
+    scales = itertools.count(1)
+
     def __init__(self, config, facts):
         super().__init__(config, facts)
-        self.hidden_scale = [torch.rand(()).item()]  # neither weight nor setting: lost when saved
+        # Neither weight nor setting: lost when saved.
+        self.hidden_scale = next(KeepsSomethingApart.scales)
 
     def read(self, words):
-        return super().read(words) * self.hidden_scale[0]
+        return super().read(words) * self.hidden_scale
 
 
 class LooksAtTheTruth(MultiTransformer):
