@@ -398,7 +398,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         num_tokens, width = weight.shape
         losses = hidden.new_empty(len(hidden), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
-        grads = _aligned(num_tokens, width + 1, like=weight)  # the weight's, and the bias's
+        # The weight's, the bias's, and nothing up to the next cache line: rows that begin at one
+        # and end with one are written half as fast again.
+        columns = math.ceil((width + 1) / LINE) * LINE
+        grads = weight.new_empty(num_tokens, columns)
         for rows in _chunks(len(hidden), num_tokens):
             states, target = hidden[rows], targets[rows, None]
             count = len(states)
@@ -409,7 +412,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             shares[:count].scatter_add_(1, target, torch.full_like(wanted, smoothing - 1))
             shares[count] = -smoothing / num_tokens
             back = _linear(shares, weight.t())
-            beside = F.pad(states, (0, 1), value=1.0)
+            beside = F.pad(states, (0, columns - width))
+            beside[:, width] = 1
             grad_states = back[:count] + back[count]
             if weights is not None:  # a row's gradient is a factor of either product
                 beside, grad_states = (each * weights[rows, None] for each in (beside, grad_states))
@@ -432,7 +436,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Any, ...]:
         grad_hidden, grads = ctx.saved_tensors
-        parts = (grad_hidden, grads[:, :-1], grads[:, -1])
+        width = grad_hidden.shape[1]
+        parts = (grad_hidden, grads[:, :width], grads[:, width])
         return (*(part * grad_total for part in parts), None, None, None, None)
 
 
@@ -458,12 +463,6 @@ def _log_sums(logits: Tensor) -> Tensor:
     """(N, V) -> (N,) the logarithm of the exponentials' sum; the logits are spent."""
     highest = logits.amax(dim=1)
     return logits.sub_(highest[:, None]).exp_().sum(dim=1).log_() + highest
-
-
-def _aligned(rows: int, columns: int, *, like: Tensor) -> Tensor:
-    """An empty matrix whose rows begin at cache lines, which lets a product be written into it
-    half as fast again."""
-    return like.new_empty(rows, math.ceil(columns / LINE) * LINE)[:, :columns]
 
 
 def _chunks(count: int, num_tokens: int) -> Iterator[slice]:
