@@ -472,33 +472,6 @@ def _chunks(count: int, num_tokens: int) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-class WideLinear(nn.Linear):
-    """A linear layer of some hundred thousand weights, for which oneDNN's kernel is the faster one
-    in training too: a fifth with 600 x 600."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """(..., inputs) -> (..., outputs)."""
-        if not _one_dnn(rows) or torch.is_autocast_enabled(rows.device.type):
-            return super().forward(rows)
-        product: Tensor = _LinearOfOneDnn.apply(rows, self.weight, self.bias)
-        return product
-
-
-class _LinearOfOneDnn(torch.autograd.Function):
-    """`F.linear`; the weight's gradient is MKL's, which is as fast for that shape."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weight)
-        return _linear(rows, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        rows, weight = ctx.saved_tensors
-        flat = grad.flatten(0, -2)
-        return _linear(grad, weight.t()), flat.t() @ rows.flatten(0, -2), flat.sum(dim=0)
-
-
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` without a gradient, on CPUs by the kernel of oneDNN.
 

@@ -48,7 +48,7 @@ from attune.models.base import (
 )
 from attune.models.decoding import seeded
 from attune.models.latents import annealed, divergence
-from attune.models.layers import Encoder, WideLinear
+from attune.models.layers import Encoder
 from attune.models.multitask import SMALL, emotion_loss
 from attune.models.transformer import Embedded, Transformer, TransformerConfig
 
@@ -216,8 +216,8 @@ class Mime(Transformer):
         both = len(self.groups) * width
         opened = {"each": both, "pair": len(self.groups)}
         if config.gate in opened:
-            self.contribution = WideLinear(both, opened[config.gate])
-        self.fuse = WideLinear(both, width)
+            self.contribution = nn.Linear(both, opened[config.gate])
+        self.fuse = nn.Linear(both, width)
         self._let_words_through()
 
     @torch.no_grad()

@@ -83,20 +83,6 @@ def test_chunked_loss_is_cross_entropy(monkeypatch, smoothing, chunk):
     assert torch.allclose(log_likelihood, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(7, 12), (2, 3, 12)])
-def test_a_wide_linear_layer_is_a_linear_layer(shape):
-    layer, plain = layers.WideLinear(12, 5), torch.nn.Linear(12, 5)
-    plain.load_state_dict(layer.state_dict())
-    rows = torch.randn(shape)
-    given, grads = torch.randn(*shape[:-1], 5), []
-    for each in (layer, plain):
-        own = rows.clone().requires_grad_()
-        out = each(own)
-        grads.append([out, *torch.autograd.grad(out, [own, each.weight, each.bias], given)])
-    for found, expected in zip(*grads, strict=True):
-        assert torch.allclose(found, expected, atol=1e-5)
-
-
 def test_tied_output_shares_the_embedding(build):
     tied, free = build("transformer", tied=True).variant, build("transformer", tied=False).variant
     assert tied.output.weight is tied.embedding.table.weight
