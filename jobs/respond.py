@@ -79,6 +79,7 @@ def _reasons(explanation: dict[str, Any]) -> Iterator[str]:
     """What there is to say of an answer, a line each; numbers of single words are for the page."""
     parts = {
         "reads": "emotion",
+        "answers with": "response_label",
         "takes it as": "groups",
         "hears": "listeners",
         "may agree on": "consensus",

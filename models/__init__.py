@@ -18,6 +18,7 @@ VARIANTS: dict[str, str] = {
     "emotion-cause-hard": "attune.models.emotion_cause:HardEmotionCause",
     "dual-emp": "attune.models.dual_emp:DualEmp",
     "dual-vae": "attune.models.dual_vae:DualVae",
+    "meed2": "attune.models.meed2:Meed2",
     "cause-annotator": "attune.models.cause_annotator:CauseAnnotator",
     "emotion-classifier": "attune.models.emotion_classifier:EmotionClassifier",
     "dummy": "attune.models.dummy:Dummy",

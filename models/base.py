@@ -216,6 +216,10 @@ class Explanation:
     """The share of each group of emotions, such as the positive ones, in it."""
     response_emotion: Mapping[str, Mapping[str, float]] | None = None
     """By group, the distribution of the emotion that the answer is given."""
+    response_label: Mapping[str, float] | None = None
+    """The distribution of the label that the answer is given: an emotion or an intent."""
+    word_labels: Sequence[str] | None = None
+    """For each word of the context the label of its utterance; empty where it has none."""
     consensus: Mapping[str, float] | None = None
     """The share of each state on which context and answer might agree."""
     imagined_tokens: Sequence[int] | None = None

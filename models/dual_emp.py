@@ -116,14 +116,17 @@ class ConsensusDecoderLayer(DecoderLayer):
     """A decoder layer that attends to the source and to the consensus (eq. 6-8)."""
 
     def __init__(
-        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float
-    ):
-        super().__init__(width, num_heads, key_depth, filter_width, dropout)
+        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
+        activation: type[nn.Module] = nn.ReLU,
+    ):  # fmt: skip
+        super().__init__(width, num_heads, key_depth, filter_width, dropout, activation)
         self.consensus = nn.Sequential(  # the values of eq. 7, and out of its heads
             nn.Linear(width, key_depth, bias=False), nn.Linear(key_depth, width, bias=False)
         )
         self.before_feed_forward = nn.LayerNorm(2 * width)
-        self.feed_forward = FeedForward(width, filter_width, dropout, given=2 * width)
+        self.feed_forward = FeedForward(
+            width, filter_width, dropout, given=2 * width, activation=activation
+        )
 
     def remember(self, source: Tensor, beside: Tensor | None = None) -> tuple[Tensor, ...]:
         """Keys and values of the source, and what is made of the consensus's vector (B, D)."""

@@ -53,7 +53,7 @@ from attune.models.base import (
 )
 from attune.models.layers import Attention, DecoderLayer, Encoder, WordEmbedding
 from attune.models.multitask import SMALL, at_rest, emotion_loss
-from attune.models.transformer import Embedded, Transformer, TransformerConfig
+from attune.models.transformer import Embedded, Transformer, TransformerConfig, is_word
 
 CAUSES = "context_causes"
 UNKNOWN = -1
@@ -145,9 +145,10 @@ class GatedDecoderLayer(DecoderLayer):
     """A decoder layer with a second, gated attention to the source above the first."""
 
     def __init__(
-        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float
-    ):
-        super().__init__(width, num_heads, key_depth, filter_width, dropout)
+        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
+        activation: type[nn.Module] = nn.ReLU,
+    ):  # fmt: skip
+        super().__init__(width, num_heads, key_depth, filter_width, dropout, activation)
         self.gated_attention = GatedAttention(width, num_heads, key_depth, dropout)
         self.before_gated = nn.LayerNorm(width)
 
@@ -369,13 +370,12 @@ class EmotionCause(Transformer):
         causes, gates = words.reasoned.causes, words.gates
         if causes is None or gates is None:
             return explanations
-        tokens, specials = batch["context"], self.facts.specials
-        is_word = (tokens >= len(specials)) | (tokens == specials["<unk>"])  # as words are shown
+        there = is_word(batch["context"], self.facts)
         shown = {self.config.gated_by: causes.softmax(dim=-1)[..., 1], "gate": gates}
         return [
             replace(
                 explanation,
-                by_word={name: each[row][is_word[row]].tolist() for name, each in shown.items()},
+                by_word={name: each[row][there[row]].tolist() for name, each in shown.items()},
             )
             for row, explanation in enumerate(explanations)
         ]

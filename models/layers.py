@@ -148,14 +148,16 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with a ReLU between; what it is given may be wider than what it makes."""
+    """Two linear layers with an activation between; what it is given may be wider than what it
+    makes."""
 
     def __init__(
-        self, width: int, filter_width: int, dropout: float = 0.0, *, given: int | None = None
-    ):
+        self, width: int, filter_width: int, dropout: float = 0.0, *, given: int | None = None,
+        activation: type[nn.Module] = nn.ReLU,
+    ):  # fmt: skip
         super().__init__(
             nn.Linear(given or width, filter_width),
-            nn.ReLU(),
+            activation(),
             nn.Dropout(dropout),
             nn.Linear(filter_width, width),
         )
@@ -165,11 +167,12 @@ class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each normalised before and added after."""
 
     def __init__(
-        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float
-    ):
+        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
+        activation: type[nn.Module] = nn.ReLU,
+    ):  # fmt: skip
         super().__init__()
         self.attention = Attention(width, num_heads, key_depth, dropout)
-        self.feed_forward = FeedForward(width, filter_width, dropout)
+        self.feed_forward = FeedForward(width, filter_width, dropout, activation=activation)
         self.before_attention = nn.LayerNorm(width)
         self.before_feed_forward = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
@@ -186,10 +189,11 @@ class Encoder(nn.Module):
     """A stack of encoder layers over embedded tokens."""
 
     def __init__(self, width: int, num_layers: int, num_heads: int, key_depth: int,
-                 filter_width: int, dropout: float):  # fmt: skip
+                 filter_width: int, dropout: float,
+                 activation: type[nn.Module] = nn.ReLU):  # fmt: skip
         super().__init__()
         self.layers = nn.ModuleList(
-            EncoderLayer(width, num_heads, key_depth, filter_width, dropout)
+            EncoderLayer(width, num_heads, key_depth, filter_width, dropout, activation)
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
@@ -206,12 +210,13 @@ class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the source, feed-forward."""
 
     def __init__(
-        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float
-    ):
+        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
+        activation: type[nn.Module] = nn.ReLU,
+    ):  # fmt: skip
         super().__init__()
         self.self_attention = Attention(width, num_heads, key_depth, dropout)
         self.cross_attention = Attention(width, num_heads, key_depth, dropout)
-        self.feed_forward = FeedForward(width, filter_width, dropout)
+        self.feed_forward = FeedForward(width, filter_width, dropout, activation=activation)
         self.before_self = nn.LayerNorm(width)
         self.before_cross = nn.LayerNorm(width)
         self.before_feed_forward = nn.LayerNorm(width)
@@ -265,10 +270,12 @@ class Decoder(nn.Module):
 
     def __init__(self, width: int, num_layers: int, num_heads: int, key_depth: int,
                  filter_width: int, dropout: float,
-                 layer: type[DecoderLayer] = DecoderLayer):  # fmt: skip
+                 layer: type[DecoderLayer] = DecoderLayer,
+                 activation: type[nn.Module] = nn.ReLU):  # fmt: skip
         super().__init__()
         self.layers = nn.ModuleList(
-            layer(width, num_heads, key_depth, filter_width, dropout) for _ in range(num_layers)
+            layer(width, num_heads, key_depth, filter_width, dropout, activation)
+            for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
 

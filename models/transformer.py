@@ -66,6 +66,11 @@ def with_unknowns(tokens: Tensor, share: float, facts: Facts) -> Tensor:
     return tokens.masked_fill(words & drawn, facts.specials["<unk>"])
 
 
+def is_word(tokens: Tensor, facts: Facts) -> Tensor:
+    """Where a token is a word that is shown: no special one but `<unk>`."""
+    return (tokens >= len(facts.specials)) | (tokens == facts.specials["<unk>"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
     """A batch as word vectors with their positions: all looked up at once."""

@@ -22,6 +22,7 @@ import polars as pl
 import torch
 
 from attune.models.base import CONTEXTS, RESPONSES, Batch
+from attune.models.labels import LABELS
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.errors import DataError, unknown
 from attune.platform.text.encoders import TextEncoder
@@ -38,6 +39,8 @@ from attune.platform.text.vocabulary import (
 )
 
 PADDING = SPECIALS.index(PAD)
+_LABELS = {label: number for number, label in enumerate(LABELS, start=1)}
+_NO_LABEL = len(LABELS) + 1  # not 0, which is padding
 Numbers = npt.NDArray[np.int64]
 POOL = 256
 """How many batches' worth of samples are sorted together: more pads less and mixes less."""
@@ -105,6 +108,7 @@ def encode(
     emotions: Iterable[str] = (),
     emotion_words: Callable[[pl.Series], pl.Series] | None = None,
     causes: bool = False,
+    labels: bool = False,
 ) -> dict[str, Ragged | Numbers]:
     """The samples as numbers.
 
@@ -124,15 +128,27 @@ def encode(
 
     context_causes    parallel to the context: 1 for <cls> and for each token of an utterance that
                       holds the cause of the emotion, 0 of others, -1 where that is not known
+
+    and with `labels`, those of `LABELS`:
+
+    context_labels    parallel to the context: from 1 on the label of the utterance, and behind all
+                      of them the number for <cls> and for utterances that have none
+    response_label    the number of the response's, -1 where it has none
     """
-    labels = {emotion: number for number, emotion in enumerate(emotions)}
-    unknown_causes = pl.lit(None, dtype=pl.Boolean).repeat_by(pl.col("context_tokens").list.len())
+    numbers_of_emotions = {emotion: number for number, emotion in enumerate(emotions)}
+
+    def for_each(column: str, dtype: type[pl.DataType]) -> pl.Expr:
+        """What there is of each utterance, or nothing of each."""
+        nothing = pl.lit(None, dtype=dtype).repeat_by(pl.col("context_tokens").list.len())
+        return pl.coalesce(column, nothing)
+
     utterances = samples.select(
         pl.int_range(pl.len()).alias("row"),
         tokens="context_tokens",
         role="context_roles",
-        cause=pl.coalesce("context_causes", unknown_causes),
-    ).explode("tokens", "role", "cause")
+        cause=for_each("context_causes", pl.Boolean),
+        label=for_each("context_labels", pl.String),
+    ).explode("tokens", "role", "cause", "label")
     numbers = utterances.with_columns(
         number=vocabulary.encode(utterances["tokens"]),
         turn=pl.int_range(1, pl.len() + 1).over("row"),
@@ -144,16 +160,17 @@ def encode(
             return_dtype=pl.Int32,
         ),
         cause=pl.col("cause").cast(pl.Int32).fill_null(-1),
+        label=pl.col("label").replace_strict(_LABELS, default=_NO_LABEL, return_dtype=pl.Int32),
     )
     if layout.separators:
         separator = pl.lit([vocabulary.numbers[SEPARATOR]], dtype=pl.List(pl.Int32))
         numbers = numbers.with_columns(number=pl.col("number").list.concat(separator))
     words = (
-        numbers.select("row", "number", "turn", "role", "cause")
+        numbers.select("row", "number", "turn", "role", "cause", "label")
         .filter(pl.col("number").list.len() > 0)
         .explode("number")
         .group_by("row", maintain_order=True)
-        .agg("number", "turn", "role", "cause")
+        .agg("number", "turn", "role", "cause", "label")
     )
     words = samples.select(pl.int_range(pl.len()).alias("row")).join(
         words, on="row", how="left", maintain_order="left"
@@ -179,6 +196,14 @@ def encode(
     found = {} if emotion_words is None else _felt(samples, vocabulary, emotion_words)
     if causes:
         found["context_causes"] = sequence("cause", 1)
+    if labels:
+        found["context_labels"] = sequence("label", _NO_LABEL)
+        found["response_label"] = (
+            samples["response_label"]
+            .replace_strict(_LABELS, default=0, return_dtype=pl.Int64)
+            .to_numpy()
+            - 1
+        )
     return {
         **found,
         "context": sequence("number", context),
@@ -186,7 +211,7 @@ def encode(
         "context_turns": sequence("turn", 0),
         "response": spoken("response_tokens"),
         "next_turn": spoken("next_turn_tokens"),
-        "emotion": _emotion_numbers(samples["emotion"], labels),
+        "emotion": _emotion_numbers(samples["emotion"], numbers_of_emotions),
         "index": np.arange(samples.height),
     }
 

@@ -3,6 +3,7 @@
 model.safetensors       the weights
 model.json              variant, configuration, emotions
 vocabulary.txt          the tokens
+tokenizer.json          what cuts words into them, where the variant reads subwords
 lexicon.json            the emotion words, where the variant needs them
 encoder/                the pretrained encoder's shape and tokenizer, where the variant has one
 """
@@ -24,7 +25,7 @@ from attune.models.base import Facts, Needs, Variant
 from attune.platform.batches import Layout, Numbers, Ragged, encode, read_by, subwords_of
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
-from attune.platform.text import encoders
+from attune.platform.text import encoders, subwords
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.encoders import TextEncoder
 from attune.platform.text.lexicons import Lexicon
@@ -34,6 +35,7 @@ from attune.platform.text.word_vectors import WordVectors
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
 LEXICON, ENCODER = "lexicon.json", "encoder"
 EMOTION_WORDS, CAUSES, SUBWORDS = "emotion_words", "context_causes", "context_subwords"
+LABELS = "context_labels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ class Model:
             emotions=self.variant.facts.emotions if "emotion" in needs.columns else (),
             emotion_words=find,
             causes=CAUSES in needs.columns,
+            labels=LABELS in needs.columns,
         )
         if self.encoder is None:
             return found
@@ -176,7 +179,7 @@ def load(folder: Path) -> Model:
         if not (folder / name).is_file():
             raise UsageError(f"'{folder}' is not a model: {name} is missing")
     description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    vocabulary = Vocabulary.load(folder / VOCABULARY)
+    vocabulary = subwords.load(folder / VOCABULARY)
     variant, _ = find_variant(description["variant"])
     config = with_changes(variant.Config(), description["config"])
     needs = variant.needs_with(config)

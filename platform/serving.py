@@ -156,7 +156,7 @@ class Responder:
 
     def _words(self, tokens: torch.Tensor) -> list[str]:
         """The words behind `<cls>` or `<lab>`, without padding."""
-        return self.model.vocabulary.decode(tokens[1 : int((tokens != PADDING).sum())].tolist())
+        return self.model.vocabulary.shown(tokens[1 : int((tokens != PADDING).sum())].tolist())
 
     def _batch(self, conversations: Sequence[Sequence[str]]) -> Batch:
         for number, turns in enumerate(conversations, start=1):

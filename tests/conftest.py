@@ -73,7 +73,9 @@ def encoded(vocabulary, tiny_encoder):
     encoder = encoders.load(str(tiny_encoder))
 
     def numbers(samples):
-        own = encode(samples, vocabulary, emotions=EMOTIONS, emotion_words=find, causes=True)
+        own = encode(
+            samples, vocabulary, emotions=EMOTIONS, emotion_words=find, causes=True, labels=True
+        )
         return {**own, **read_by(encoder, samples), **subwords_of(encoder, samples)}
 
     return numbers

@@ -21,6 +21,7 @@ from attune.models.base import (
     Variant,
 )
 from attune.models.decoding import Decoding, decode
+from attune.models.labels import LABELS
 from attune.platform import runs
 from attune.platform.training.loop import total_loss, trainable_only
 
@@ -162,10 +163,14 @@ def outputs(variant, batch):
 
 def check_truth_is_not_used(variant, batch):
     variant.eval()
-    other = {**batch.tensors, "emotion": (batch["emotion"] + 1) % len(variant.facts.emotions)}
+    other = {
+        **batch.tensors,
+        "emotion": (batch["emotion"] + 1) % len(variant.facts.emotions),
+        "response_label": (batch["response_label"] + 1) % len(LABELS),
+    }
     changed = dataclasses.replace(batch, tensors=other)
     for one, two in zip(outputs(variant, batch), outputs(variant, changed), strict=True):
-        assert torch.equal(one, two), "the true emotion is looked at"
+        assert torch.equal(one, two), "the true label is looked at"
 
 
 def check_a_batch_gives_what_its_samples_give(variant, batch):

@@ -62,7 +62,10 @@ def problem(run_name: str, message: str) -> str:
 
 def reasons(explanation: Explanation) -> str:
     """What the model reads in the conversation, and why it answers as it does."""
-    if not explanation.emotion:
+    read, title = explanation.emotion, "Emotion it reads in the conversation"
+    if explanation.response_label:
+        read, title = explanation.response_label, "Emotion or intent it answers with"
+    if not read:
         return '<p class="quiet">This variant does not predict an emotion.</p>'
     more = ""
     if explanation.groups:
@@ -84,7 +87,7 @@ def reasons(explanation: Explanation) -> str:
         more += _heat_map(f"Attention to the {name}", explanation.answer_words or (), words, rows)
     if more:
         more = f'<details class="why"><summary>Why</summary>{more}</details>'
-    return _bars("Emotion it reads in the conversation", explanation.emotion, titled=False) + more
+    return _bars(title, read, titled=read is not explanation.emotion) + more
 
 
 def _bars(title: str, shares: Mapping[str, float], *, titled: bool = True) -> str:

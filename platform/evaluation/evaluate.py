@@ -108,10 +108,12 @@ def evaluate(
     texts = [" ".join(tokens) for tokens in answers]
     references = samples["response_tokens"].to_list()
     bleu, signature = metrics.bleu(texts, references)
-    words = responses.lengths.sum() - len(responses)  # without <eos>, which is never unknown
+    # Of words and <eos>, whatever a model cuts words into: only so models can be compared.
+    words = samples["response_tokens"].str.count_matches(r"\S+").to_numpy().astype(np.int64)
+    unknown = (responses.values == vocabulary.number(UNKNOWN)).sum()
     found: dict[str, float | None] = {
-        **metrics.perplexity(scores["log_likelihood"], responses.lengths),
-        "unknown_share": float((responses.values == vocabulary.number(UNKNOWN)).sum() / words),
+        **metrics.perplexity(scores["log_likelihood"], words + 1),
+        "unknown_share": float(unknown / words.sum()),
         **_emotion_accuracy(scores.get("emotion"), emotions),
         "bleu": bleu,
         "distinct_1": metrics.distinct(answers, 1),

@@ -58,9 +58,20 @@ class Vocabulary:
 
     def encode(self, tokens: pl.Series) -> pl.Series:
         """Lists of numbers for blank-separated token strings; null and empty give an empty list."""
-        distinct = pl.DataFrame({"text": tokens.drop_nulls().unique(maintain_order=True)})
-        numbers = (
-            distinct.with_columns(token=pl.col("text").str.split(" "))
+        distinct = tokens.drop_nulls().unique(maintain_order=True)
+        numbers = self.numbers_of(distinct.alias("text"))
+        return (
+            pl.DataFrame({"text": tokens})
+            .join(numbers, on="text", how="left", maintain_order="left")["number"]
+            .fill_null(pl.Series([[]], dtype=pl.List(pl.Int32)))
+            .alias(tokens.name)
+        )
+
+    def numbers_of(self, texts: pl.Series) -> pl.DataFrame:
+        """The numbers of distinct texts: text, number (a list)."""
+        return (
+            texts.to_frame()
+            .with_columns(token=pl.col("text").str.split(" "))
             .explode("token")
             .filter(pl.col("token") != "")
             .with_columns(
@@ -70,12 +81,6 @@ class Vocabulary:
             )
             .group_by("text", maintain_order=True)
             .agg("number")
-        )
-        return (
-            pl.DataFrame({"text": tokens})
-            .join(numbers, on="text", how="left", maintain_order="left")["number"]
-            .fill_null(pl.Series([[]], dtype=pl.List(pl.Int32)))
-            .alias(tokens.name)
         )
 
     def decode(self, numbers: Iterable[int]) -> list[str]:
@@ -88,6 +93,10 @@ class Vocabulary:
             if token not in SPECIALS or token == UNKNOWN:
                 tokens.append(token)
         return tokens
+
+    def shown(self, numbers: Iterable[int]) -> list[str]:
+        """Each token by itself, without the special ones."""
+        return self.decode(numbers)
 
     def save(self, path: Path) -> None:
         """One token a line."""

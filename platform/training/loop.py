@@ -425,12 +425,12 @@ def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -
     # The likelihood is among the terms already where these are of all samples.
     likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
     known = judged is columns and likelihood in sums.values
-    labelled = float((np.asarray(columns["emotion"]) >= 0).sum())
     for batch in _whole_split(columns, worker):
         if isinstance(variant, DialogueVariant) and not known:
             sums.add("log_likelihood", variant.log_likelihood(batch).sum() / batch.tokens)
         for name, predicted in variant.predict(batch).items():
             right = predicted.argmax(dim=-1) == batch[name]
+            labelled = float((np.asarray(columns[name]) >= 0).sum())
             sums.add(f"valid_{name}_accuracy", right.sum() / max(labelled, 1.0))
     variant.train(trained)
     found = sums.over_all(worker)

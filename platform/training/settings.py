@@ -59,9 +59,12 @@ class TrainingConfig:
     """Whose tokens are known; `everything` is the papers' code's vocabulary, which has seen valid
     and test."""
     vocabulary_size: int | None = None
-    """Tokens to know at most; the rest is `<unk>`."""
+    """Tokens to know at most, special ones counted; of words the rest is `<unk>`."""
     min_count: int = 1
     """Occurrences in train that a token needs to be known."""
+    tokenizer: str | None = None
+    """The `tokenizer.json` of a byte-level tokenizer such as RoBERTa's, for variants that read
+    subwords; without, subwords are learned from train, 16,000 where vocabulary_size is not set."""
     word_vectors: str | None = None
     """A file of word vectors (GloVe's text form, may be packed) to begin with."""
     lexicon: str | None = None

@@ -24,7 +24,7 @@ from attune.models.base import (
 from attune.platform import harvesting, runs, store
 from attune.platform.batches import Columns, followed, unpaired
 from attune.platform.corpora import bundled
-from attune.platform.corpora.labels import EMOTIONS
+from attune.platform.corpora.labels import EMOTIONS, LABELS
 from attune.platform.corpora.prepare import (
     LEXICON,
     TOKENS,
@@ -36,8 +36,10 @@ from attune.platform.corpora.prepare import (
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
 from attune.platform.store import Run
+from attune.platform.text import subwords
 from attune.platform.text.encoders import locate
 from attune.platform.text.lexicons import Lexicon
+from attune.platform.text.subwords import Subwords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 from attune.platform.training.settings import TrainingConfig, configure
@@ -105,22 +107,33 @@ def new_run(
             f"adding --resume"
         )
     run.folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = (
-        Vocabulary.load(first.model / runs.VOCABULARY)
-        if first is not None
-        else Vocabulary.build(
+    if first is not None:
+        vocabulary = subwords.load(first.model / runs.VOCABULARY)
+    else:
+        vocabulary = _vocabulary(needs, training, folder)
+    vocabulary.save(run.folder / runs.VOCABULARY)
+    if lexicon is not None:
+        lexicon.save(run.folder / runs.LEXICON)
+    run.write()
+    return run
+
+
+def _vocabulary(needs: Needs, training: TrainingConfig, folder: Path) -> Vocabulary:
+    """The words of a corpus, or their subwords, as a variant wants it."""
+    if needs.tokenizer == "words":
+        return Vocabulary.build(
             pl.read_parquet(folder / TOKENS),
             column=training.vocabulary,
             min_count=training.min_count,
             max_size=training.vocabulary_size,
             always=EMOTIONS,
         )
-    )
-    vocabulary.save(run.folder / runs.VOCABULARY)
-    if lexicon is not None:
-        lexicon.save(run.folder / runs.LEXICON)
-    run.write()
-    return run
+    if training.tokenizer is not None:
+        return Subwords.read(Path(training.tokenizer))
+    samples = read_samples(folder, "train")
+    texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
+    distinct = texts.drop_nulls().unique(maintain_order=True)
+    return Subwords.learn(distinct, training.vocabulary_size or subwords.SIZE)
 
 
 def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
@@ -139,6 +152,14 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
             f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
             f"with --set harvest=DIR"
         )
+    if runs.LABELS in needs.columns:
+        for split in ("train", "valid"):
+            if not read_samples(folder, split)["response_label"].is_in(LABELS).any():
+                raise DataError(
+                    f"{folder}: no response in {split} has one of the 41 labels that '{name}' "
+                    f"learns from: give them some with 'attune annotate emotions RUN --data "
+                    f"{folder}', RUN being an intent-classifier"
+                )
     if runs.CAUSES not in needs.columns:
         return
     for split in ("train", "valid"):
@@ -238,7 +259,7 @@ def check_zero(variant: type[Variant], name: str, zero: int) -> None:
 
 def model_of(run: Run) -> runs.Model:
     """The model a run begins with."""
-    vocabulary = Vocabulary.load(run.folder / runs.VOCABULARY)
+    vocabulary = subwords.load(run.folder / runs.VOCABULARY)
     variant, _ = find_variant(run.variant)
     training = TrainingConfig(**run.training)
     vectors = (
