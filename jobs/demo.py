@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PLAN = (
     "transformer", "multi-trs", "emoprepend-1", "moel", "dual-vae", "mime", "empdg",
-    "emotion-cause-soft", "sing-emp-paired",
+    "emotion-cause-soft", "sing-emp-paired", "meed2",
 )  # fmt: skip
 """One variant of each system, in the order of the README's table. Of Dual-Emp the one with the
 forward direction alone: an epoch of the whole takes four minutes."""
