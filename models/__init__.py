@@ -19,7 +19,8 @@ VARIANTS: dict[str, str] = {
     "dual-emp": "attune.models.dual_emp:DualEmp",
     "dual-vae": "attune.models.dual_vae:DualVae",
     "cause-annotator": "attune.models.cause_annotator:CauseAnnotator",
-    "emotion-classifier": "attune.models.emotion_classifier:EmotionClassifier",
+    "emotion-classifier": "attune.models.classifiers:EmotionClassifier",
+    "intent-classifier": "attune.models.classifiers:IntentClassifier",
     "dummy": "attune.models.dummy:Dummy",
 }
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""
