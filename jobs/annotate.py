@@ -15,11 +15,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def group() -> None:
-    """A group of commands, although there is one so far."""
-
-
 @app.command("cause")
 def cause_command(
     name: Annotated[
@@ -82,5 +77,72 @@ def cause_command(
                 "splits": manifest["splits"],
                 "causes": manifest["causes"],
                 "cause_share": shares,
+            }
+        )
+
+
+@app.command("emotions")
+def emotions_command(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run of `intent-classifier`, by name or MLflow id."),
+    ],
+    data: Annotated[str, typer.Option(metavar="bundled|DIR", help="The prepared data to label.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The folder to make. It appears whole or not at all.",
+            show_default="the data's name with -emotions, beside it",
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Label anew what has labels already.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Label every utterance with one of the 41 emotions and intents, and its whole distribution.
+
+    Makes a new prepared folder with the likeliest labels in `context_labels` and `response_label`,
+    and the calibrated probabilities of all labels in `emotions.parquet`, an utterance a row. The
+    work is shared by the cores of the machine, or of the cluster that RAY_ADDRESS names. Given
+    again after an interruption, it goes on.
+
+    Examples:
+
+    - `attune annotate emotions intent-classifier@latest --data data/os`
+    - `attune annotate emotions mine --data data/ed --out data/ed-labelled --replace`
+    """
+    from attune.platform import labelling, selecting
+    from attune.platform.corpora.prepare import find_data
+
+    run = options.trained_run(name)
+    folder = find_data(data)
+    target = out or folder.with_name(f"{folder.name}-emotions")
+    with progress("samples") as bar:
+        task = bar.add_task(f"{run.name} labels {folder.name}", total=None)
+        manifest = labelling.annotate(
+            run,
+            folder,
+            target,
+            replace=replace,
+            total=lambda count: bar.update(task, total=count),
+            progress=lambda done: bar.advance(task, done),
+        )
+    dialogs = selecting.emotionality(target)
+    mean = float(dialogs["emotionality"].to_numpy().mean())
+    screen = console(as_json)
+    screen.print(f"{dialogs['utterances'].sum():,} utterances of {dialogs.height:,} dialogs")
+    screen.print(f"mean emotionality of a dialog: {mean:.3f}")
+    screen.print(f"labelled data: {target} ({manifest['hash'][:12]})", markup=False)
+    if as_json:
+        print_json(
+            {
+                "out": str(target),
+                "hash": manifest["hash"],
+                "splits": manifest["splits"],
+                "emotions": manifest["emotions"],
+                "utterances": int(dialogs["utterances"].sum()),
+                "emotionality": mean,
             }
         )

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from attune.jobs import curating
 from attune.jobs.console import Json, console, print_json, progress
 from attune.platform.corpora.sources import AUTO, READERS
 from attune.platform.errors import UsageError
@@ -58,9 +59,10 @@ def prepare_command(
     """Turn raw conversations into samples: one per listener turn, with the context so far.
 
     Reads EmpatheticDialogues (`ed`), EDOS (`edos`), RECCON (`reccon`), MELD (`meld`), cause marks
-    of EmpatheticDialogues (`ed-causes`) and anybody's own dialogues (`dialogues`: JSON lines, CSV
-    or Parquet; docs/data.md shows the form). The same input gives the same bytes. Rows that cannot
-    be used are set aside in DIR/rejects.jsonl, each with its file, row and reason.
+    of EmpatheticDialogues (`ed-causes`), EmpatheticIntents (`intents`) and anybody's own dialogues
+    (`dialogues`: JSON lines, CSV or Parquet; docs/data.md shows the form). The same input gives the
+    same bytes. Rows that cannot be used are set aside in DIR/rejects.jsonl, each with its file, row
+    and reason.
 
     Examples:
 
@@ -113,6 +115,11 @@ def inspect_command(
     _show_samples(screen, report["samples"])
     if as_json:
         print_json(report)
+
+
+app.command("turns")(curating.turns)
+app.command("curate")(curating.curate)
+app.command("select")(curating.select)
 
 
 @app.command("harvest")
@@ -262,7 +269,8 @@ def _show_samples(screen: Console, samples: list[dict[str, Any]]) -> None:
         screen.print(f" {sample['situation'] or ''}", markup=False, style="dim")
         for role, text in zip(sample["context_roles"], sample["context"], strict=True):
             screen.print(f"  {role:>8}: {text}", markup=False)
-        screen.print(f"  response: {sample['response']}", markup=False, style="green")
+        if sample["response"]:
+            screen.print(f"  response: {sample['response']}", markup=False, style="green")
         if sample["next_turn"]:
             screen.print(f"      next: {sample['next_turn']}", markup=False, style="dim")
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TEST, OWN_PROFILE = "test", "attune"
 MARKS, EMOTIONS = "marks", "emotions"
 """What runs tell that do not answer."""
-PUBLISHED_ON = "ed"
+PUBLISHED_ON = ("ed", "intents")
 """The data that papers print figures of."""
 
 
@@ -93,6 +93,13 @@ def evaluate(
             "text form, may be packed).",
         ),
     ] = None,
+    sentence_similarity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="minilm|DIR",
+            help="Also sentence-embedding similarity, with MiniLM or the encoder in a folder.",
+        ),
+    ] = None,
     threshold: options.Threshold = None,
     as_json: Json = False,
 ) -> None:
@@ -106,9 +113,10 @@ def evaluate(
     responses; for a file --data says which.
 
     A run of an annotator marks the causes of a split instead, and is measured where the data say
-    what they are. A run of a classifier tells the emotions of contexts and of responses; besides
-    accuracies there is the calibration error of its probabilities, before and after they are scaled
-    by a temperature that is fitted on valid, and what --threshold would keep.
+    what they are. A run of a classifier tells the emotions of contexts and of responses, or the
+    labels of utterances; besides accuracies there is the calibration error of its probabilities,
+    before and after they are scaled by a temperature that is fitted on valid, and what --threshold
+    would keep.
 
     Examples:
 
@@ -117,25 +125,28 @@ def evaluate(
     - `attune evaluate mine --data data/ed --decode topk --set top_k=5 --set seed=1`
     - `attune evaluate empdg@latest --profile empdg`
     - `attune evaluate mine --bertscore minilm --embedding-metrics glove.6B.300d.txt`
+    - `attune evaluate mine --sentence-similarity minilm`
     - `attune evaluate --answers theirs.jsonl --json`
     - `attune evaluate cause-annotator@latest --data data/reccon --threshold 0.4`
     - `attune evaluate emotion-classifier@latest`
+    - `attune evaluate intent-classifier@latest`
     """
     if (name is None) == (answers is None):
         raise UsageError("give either a RUN or --answers FILE, and not both")
     run = None if name is None else options.trained_run(name)
     published, special = {}, _named(profile)
-    measures = _measures(bertscore, embedding_metrics)
+    measures = _measures(bertscore, embedding_metrics, sentence_similarity)
     if run is not None and (kind := _labels(run)):
         answering = {
             "--decode": decode, "--set": settings, "--control": control,
             "--profile": profile != OWN_PROFILE, "--bertscore": bertscore,
-            "--embedding-metrics": embedding_metrics,
+            "--embedding-metrics": embedding_metrics, "--sentence-similarity": sentence_similarity,
         }  # fmt: skip
         if useless := [option for option, value in answering.items() if value]:
             does = "marks causes" if kind == MARKS else "classifies texts"
             raise UsageError(f"{useless[0]} is for runs that answer: '{run.name}' {does}")
         result = of_labels(run, data, split or TEST, threshold)
+        published = _published(run, data, result)
     elif threshold is not None:
         raise UsageError("--threshold is for runs of an annotator or a classifier")
     elif run is not None:
@@ -252,14 +263,15 @@ def _emotions(
     done: "Progress",
 ) -> "Evaluation":  # fmt: skip
     from attune.platform import runs
-    from attune.platform.classifying import KINDS, temperatures
-    from attune.platform.corpora.prepare import read_samples
+    from attune.platform.classifying import classifier, temperatures
     from attune.platform.evaluation import emotions
 
-    samples = read_samples(folder, split)
-    total(len(KINDS) * samples.height)
+    model = runs.load(run.model)
+    variant = classifier(model)
+    samples = runs.read_split(variant, folder, split)
+    total(len(variant.learns) * samples.height)
     given = emotions.THRESHOLD if threshold is None else threshold
-    return emotions.evaluate(runs.load(run.model), samples, given, temperatures(run), done)
+    return emotions.evaluate(model, samples, given, temperatures(run), done)
 
 
 def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str]]:
@@ -277,10 +289,13 @@ def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str
     return folder, {} if is_own else {"data": data_hash}
 
 
-def _measures(encoder: str | None, vectors: Path | None) -> "list[Measure]":
+def _measures(
+    encoder: str | None, vectors: Path | None, sentence_encoder: str | None
+) -> "list[Measure]":
     """What is measured by pretrained models where it is asked for. They are looked for before the
     answers are made: what is not there is told at once."""
-    from attune.platform.evaluation import bertscore, embeddings
+    from attune.platform.evaluation import bertscore, embeddings, sentences
+    from attune.platform.text import encoders
 
     found: list[Measure] = []
     if encoder is not None:
@@ -294,6 +309,13 @@ def _measures(encoder: str | None, vectors: Path | None) -> "list[Measure]":
         path = vectors
         embeddings.check(path)
         found.append(lambda said, meant, _, done: embeddings.score(path, said, meant, done))
+    if sentence_encoder is not None:
+        reader = encoders.load(sentence_encoder)
+        found.append(
+            lambda said, meant, _, done: sentences.score(
+                reader, said.to_list(), meant.to_list(), done
+            )
+        )
     return found
 
 
@@ -329,7 +351,7 @@ def _published(run: "Run", data: str | None, result: dict[str, Any]) -> dict[str
     from attune.platform.corpora.prepare import find_data, read_manifest
 
     form = read_manifest(find_data(data or run.data["folder"]))["format"]
-    if (result["split"], form) != (TEST, PUBLISHED_ON):
+    if result["split"] != TEST or form not in PUBLISHED_ON:
         return {}
     found = {name: published.of(run.variant, name) for name in result["metrics"]}
     return {name: figures for name, figures in found.items() if figures}

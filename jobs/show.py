@@ -206,7 +206,10 @@ def critics(
 
 @app.command()
 def calibration(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run of `emotion-classifier`.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run of `emotion-classifier` or `intent-classifier`."),
+    ],
     split: Annotated[
         str, typer.Option(metavar="train|valid|test", help="Of which texts.")
     ] = "test",
@@ -217,9 +220,9 @@ def calibration(
 ) -> None:
     """Draw how often a classifier is right against how sure it is (a reliability diagram).
 
-    For contexts and for responses, as it comes and scaled by the temperature that was fitted on
-    valid: the nearer to the diagonal, the more a threshold on its probabilities means. Picture and
-    calibration errors are logged to the run.
+    For each kind of text that it learns from, as it comes and scaled by the temperature that was
+    fitted on valid: the nearer to the diagonal, the more a threshold on its probabilities means.
+    Picture and calibration errors are logged to the run.
 
     Examples:
 
@@ -231,14 +234,14 @@ def calibration(
     _check_picture(out)
     run = options.trained_run(name)
     model = runs.load(run.model)
-    emotions = classifying.classifier(model).facts.emotions
-    samples, truth = classifying.labelled(_samples(run, split), emotions)
+    variant = classifying.classifier(model)
+    samples, truth = classifying.labelled(_samples(run, split), variant.facts.emotions)
     if samples.is_empty():
         raise UsageError(f"no sample of '{split}' has an emotion: choose another")
-    figure = _figure(8.4, 4)
+    figure = _figure(4.2 * len(variant.learns), 4)
     errors: dict[str, float] = {}
-    drawn = figure.subplots(1, len(classifying.KINDS), sharey=True)
-    for axes, kind in zip(drawn, classifying.KINDS, strict=True):
+    drawn = figure.subplots(1, len(variant.learns), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(drawn, variant.learns, strict=True):
         raw = classifying.log_probabilities(model, samples, kind)
         temperature = classifying.temperatures(run)[kind]
         before = calibration.reliability(raw, truth)
@@ -326,6 +329,51 @@ def emotions(
         print_json({"picture": str(out), "runs": drawn, "emotions": by_name})
 
 
+@app.command()
+def labels(
+    data: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder made by `annotate emotions`.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
+    ] = Path("labels.png"),
+    as_json: Json = False,
+) -> None:
+    """Draw which emotions and intents end the dialogs of a corpus (Figure 2 of MEED2's paper).
+
+    Each dialog counts with the likeliest label of its last utterance. Beside it stands how
+    emotional the dialogs are.
+
+    Examples:
+
+    - `attune show labels data/os-emotional --out figure-2.png`
+    """
+    from attune.platform import selecting
+    from attune.platform.corpora.labels import EMOTIONS, LABELS
+
+    _check_picture(out)
+    dialogs = selecting.emotionality(data)
+    shares = selecting.distribution(dialogs, list(LABELS))
+    figure = _figure(11, 3.4)
+    by_label, by_dialog = figure.subplots(1, 2, width_ratios=(3, 1))
+    colors = [COLORS["positive" if label in EMOTIONS else "negative"] for label in shares]
+    by_label.bar(range(len(shares)), list(shares.values()), color=colors)
+    by_label.set_xticks(range(len(shares)), list(shares), rotation=90)
+    by_label.margins(x=0.01)
+    by_label.set(ylabel="share of dialogs", title="label of the last utterance")
+    by_dialog.hist(dialogs["emotionality"].to_numpy(), bins=20, range=(0, 1), color="gray")
+    by_dialog.set(xlabel="emotionality", ylabel="dialogs")
+    _keep(figure, out, [])
+    made = table("", "label", "share", numbers=("share",))
+    for label, share in sorted(shares.items(), key=lambda item: -item[1]):
+        made.add_row(label, f"{share:.2%}")
+    screen = console(as_json)
+    screen.print(made)
+    screen.print(f"drawn: {out}", markup=False)
+    if as_json:
+        print_json({"picture": str(out), "dialogs": dialogs.height, "labels": shares})
+
+
 def _draw_accuracies(
     axes: "Axes",
     emotions: list[str],
@@ -395,12 +443,14 @@ def _drawn(
 
 def _samples(run: "Run", split: str) -> "pl.DataFrame":
     """A split of what a run learned from."""
+    from attune.platform import runs
     from attune.platform.corpora.conversations import SPLITS
-    from attune.platform.corpora.prepare import find_data, read_samples
+    from attune.platform.corpora.prepare import find_data
+    from attune.platform.settings import find_variant
 
     if split not in SPLITS:
         raise UsageError(unknown("split", split, SPLITS))
-    return read_samples(find_data(run.data["folder"]), split)
+    return runs.read_split(find_variant(run.variant)[0], find_data(run.data["folder"]), split)
 
 
 def _mime(run: "Run") -> "Mime":

@@ -20,7 +20,8 @@ VARIANTS: dict[str, str] = {
     "dual-vae": "attune.models.dual_vae:DualVae",
     "meed2": "attune.models.meed2:Meed2",
     "cause-annotator": "attune.models.cause_annotator:CauseAnnotator",
-    "emotion-classifier": "attune.models.emotion_classifier:EmotionClassifier",
+    "emotion-classifier": "attune.models.classifiers:EmotionClassifier",
+    "intent-classifier": "attune.models.classifiers:IntentClassifier",
     "dummy": "attune.models.dummy:Dummy",
 }
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""

@@ -14,6 +14,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+TextKind = Literal["context", "response"]
+"""What a classifier of texts may read."""
+
 Losses = dict[str, Tensor]
 """Unweighted loss terms, each a mean over the global batch; an `Update` weighs them."""
 
@@ -72,6 +75,9 @@ class Needs:
     """What a variant needs of its data."""
 
     tokenizer: Literal["words", "subwords"] = "words"
+    labels: Literal["conversations", "utterances"] = "conversations"
+    """Whose labels `emotion` numbers: the 32 emotions of conversations, or the 41 emotions and
+    intents of utterances, of which each is then a context of its own without a response."""
     separators: bool = False
     """`<sep>` behind each utterance of the context."""
     columns: tuple[str, ...] = ("context", "context_roles", "response", "emotion")
@@ -200,6 +206,9 @@ class Annotator(Variant):
 
 class TextClassifier(Variant):
     """A classifier of texts: of contexts, which `predict` is about, and of responses."""
+
+    learns: ClassVar[tuple[TextKind, ...]] = ("context", "response")
+    """Which of them it learns from."""
 
     @abstractmethod
     def predict_response(self, batch: Batch) -> dict[str, Tensor]:

@@ -22,10 +22,10 @@ from attune.platform.batches import Stream
 from attune.platform.corpora.conversations import FELT
 from attune.platform.corpora.files import checksum
 from attune.platform.corpora.prepare import (
-    MANIFEST,
     Target,
     content,
     joint_hash,
+    made_before,
     read_manifest,
     read_samples,
     write_manifest,
@@ -133,10 +133,8 @@ def annotate(
     target = Target(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    if (out / MANIFEST).is_file() and read_manifest(out).get("causes") == maker:
-        return read_manifest(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out '{out}' is there already, made in another way: name another")
+    if (there := made_before(out, "causes", maker)) is not None:
+        return there
     streams = [stream for stream in manifest["splits"] if stream not in FELT.values()]
     samples = {stream: read_samples(data, stream) for stream in streams}
     _check(data, manifest, samples, replace)

@@ -1,21 +1,22 @@
 """What a trained classifier says of texts, with probabilities that mean what they say.
 
-Contexts and responses have a temperature each, since a turn alone tells less than a conversation.
-Both are fitted on valid of the data that the run learned from, once, and kept with its model.
+Contexts and responses have a temperature each, where a classifier learns from both, since a turn
+alone tells less than a conversation. They are fitted on valid of the data that the run learned
+from, once, and kept with its model.
 """
 
 import json
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import polars as pl
 import torch
 
 from attune.models.base import TextClassifier
+from attune.models.base import TextKind as Kind
 from attune.platform import runs
 from attune.platform.batches import Stream
-from attune.platform.corpora.prepare import find_data, read_manifest, read_samples
+from attune.platform.corpora.prepare import find_data, read_manifest
 from attune.platform.errors import UsageError
 from attune.platform.evaluation import calibration
 from attune.platform.evaluation.calibration import Labels
@@ -25,7 +26,6 @@ from attune.platform.store import Run
 CALIBRATION = "calibration.json"
 TOKENS_AT_A_TIME = 8192
 
-Kind = Literal["context", "response"]
 KINDS: tuple[Kind, ...] = ("context", "response")
 Temperatures = dict[Kind, float]
 Progress = Callable[[int], None]
@@ -35,7 +35,10 @@ Progress = Callable[[int], None]
 def classifier(model: runs.Model) -> TextClassifier:
     """The variant of a model, which must be one that classifies texts."""
     if not isinstance(model.variant, TextClassifier):
-        raise UsageError(f"'{model.name}' classifies no texts: name a run of emotion-classifier")
+        raise UsageError(
+            f"'{model.name}' classifies no texts: name a run of emotion-classifier or "
+            f"intent-classifier"
+        )
     return model.variant
 
 
@@ -43,7 +46,7 @@ def classifier(model: runs.Model) -> TextClassifier:
 def log_probabilities(
     model: runs.Model, samples: pl.DataFrame, kind: Kind, progress: Progress = lambda _: None
 ) -> Floats:
-    """(N, emotions) of the contexts, or of the responses, which must be there."""
+    """(N, labels) of the contexts, or of the responses, which must be there."""
     variant = classifier(model).eval()
     predict = variant.predict if kind == "context" else variant.predict_response
     columns = model.columns(samples)
@@ -70,8 +73,8 @@ def temperatures(run: Run) -> Temperatures:
         found: Temperatures = json.loads(kept.read_text(encoding="utf-8"))["temperature"]
         return found
     model = runs.load(run.model)
-    emotions = classifier(model).facts.emotions
-    samples, truth = labelled(_valid(run), emotions)
+    variant = classifier(model)
+    samples, truth = labelled(_valid(run, variant), variant.facts.emotions)
     if samples.is_empty():
         raise UsageError(
             f"no sample in valid of {run.data['folder']} has an emotion to calibrate '{run.name}' "
@@ -79,7 +82,7 @@ def temperatures(run: Run) -> Temperatures:
         )
     fitted: Temperatures = {
         kind: calibration.temperature(log_probabilities(model, samples, kind), truth)
-        for kind in KINDS
+        for kind in variant.learns
     }
     content = {"temperature": fitted, "split": "valid", "samples": samples.height}
     new = kept.with_suffix(".new")
@@ -88,11 +91,11 @@ def temperatures(run: Run) -> Temperatures:
     return fitted
 
 
-def _valid(run: Run) -> pl.DataFrame:
+def _valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
     folder = find_data(run.data["folder"])
     if read_manifest(folder)["hash"] != run.data["hash"]:
         raise UsageError(
             f"{folder} has changed since '{run.name}' learned from it, and its probabilities are "
             f"not calibrated yet: prepare it as it was, or train a new classifier"
         )
-    return read_samples(folder, "valid")
+    return runs.read_split(variant, folder, "valid")

@@ -1,5 +1,6 @@
 """Ray: joining or starting a cluster, and running a training job in it."""
 
+import itertools
 import logging
 import os
 import shlex
@@ -90,18 +91,23 @@ def fit(run: Run, cores: int) -> None:
     trainer.fit()
 
 
-def run_tasks(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
-    """What `work` returns for each task, as they are done, each on a core of the cluster."""
+def run_tasks(
+    work: Callable[[T], R], tasks: Sequence[T], at_once: int | None = None
+) -> Iterator[R]:
+    """What `work` returns for each task, as they are done, each on a core of the cluster: on all
+    of them, or on so many at once."""
     if not tasks:
         return
     connect()
     import ray
 
     remote = ray.remote(num_cpus=1)(work)
-    left = [remote.remote(task) for task in tasks]
+    waiting = iter(tasks)
+    left = [remote.remote(task) for task in itertools.islice(waiting, at_once)]
     try:
         while left:
             [done], left = ray.wait(left)
+            left.extend(remote.remote(task) for task in itertools.islice(waiting, 1))
             yield ray.get(done)
     finally:
         for task in left:
@@ -109,7 +115,10 @@ def run_tasks(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
 
 
 def make_files(
-    work: Callable[[F], int], tasks: Sequence[F], progress: Callable[[int], None]
+    work: Callable[[F], int],
+    tasks: Sequence[F],
+    progress: Callable[[int], None],
+    at_once: int | None = None,
 ) -> None:
     """Do the tasks whose files are not there yet, so that what was done before an interruption is
     not done again. `work` returns the rows that it did."""
@@ -119,7 +128,7 @@ def make_files(
             progress(task.rows)
         else:
             missing.append(task)
-    for done in run_tasks(work, missing):
+    for done in run_tasks(work, missing, at_once):
         progress(done)
 
 

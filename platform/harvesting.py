@@ -25,15 +25,14 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from attune.models.base import CONTEXTS, RESPONSES
+from attune.models.base import TextKind as Kind
 from attune.platform import classifying, cluster, runs
-from attune.platform.classifying import KINDS, Kind, Progress
+from attune.platform.classifying import KINDS, Progress
 from attune.platform.corpora.conversations import SPLITS, UNPAIRED
-from attune.platform.corpora.files import checksum
+from attune.platform.corpora.files import ParquetPieces, checksum, parquet_pieces
 from attune.platform.corpora.prepare import (
     MANIFEST,
     REJECTS,
@@ -41,6 +40,7 @@ from attune.platform.corpora.prepare import (
     content,
     find_data,
     joint_hash,
+    made_before,
     prepare,
     read_manifest,
     write_manifest,
@@ -129,7 +129,8 @@ def harvest(
     """
     if min_length < 1:
         raise UsageError(f"--min-length {min_length}: at least 1 is expected")
-    classifying.classifier(runs.load(run.model))  # refused here, and not in a task
+    if classifying.classifier(runs.load(run.model)).learns != KINDS:  # refused here, not in a task
+        raise UsageError(f"'{run.name}' knows utterances alone: name a run of emotion-classifier")
     target = Target(out, overwrite=False)
     maker = {
         "run": run.name,
@@ -140,10 +141,8 @@ def harvest(
         "min_length": min_length,
         "sources": [_identity(source) for source in sources],
     }
-    if (out / MANIFEST).is_file() and read_manifest(out).get(NAME) == maker:
-        return read_manifest(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out '{out}' is there already, made in another way: name another")
+    if (there := made_before(out, NAME, maker)) is not None:
+        return there
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
     work = out.resolve().parent / f".{out.name}.harvest-{key}"
     work.mkdir(parents=True, exist_ok=True)
@@ -236,13 +235,12 @@ def _joined(files: Sequence[Path], path: Path) -> tuple[str, dict[str, int]]:
     """One file of several, a piece at a time: its hash, and what it holds."""
     digest = hashlib.sha256()
     count: Counter[str] = Counter(conversations=0, samples=0)
-    schema = HARVESTED.to_frame().to_arrow(compat_level=pl.CompatLevel.oldest()).schema
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    with ParquetPieces(path, HARVESTED) as whole:
         for file in files:
             rows = pl.read_parquet(file)
             digest.update(content(rows))
             count.update(samples=rows.height, conversations=rows["conversation_id"].n_unique())
-            writer.write_table(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
+            whole.write(rows)
     return digest.hexdigest(), dict(count)
 
 
@@ -303,11 +301,4 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def _pieces(folder: Path, stream: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    path = folder / f"{stream}.parquet"
-    try:
-        for batch in pq.ParquetFile(path).iter_batches(ROWS_OF_A_SHARD, columns=list(columns)):
-            piece = pl.from_arrow(batch)
-            assert isinstance(piece, pl.DataFrame)
-            yield piece
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is missing or damaged: harvest anew") from error
+    return parquet_pieces(folder / f"{stream}.parquet", ROWS_OF_A_SHARD, columns)

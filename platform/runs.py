@@ -21,8 +21,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from attune.models.base import Facts, Needs, Variant
+from attune.models.base import Annotator, Facts, Needs, Variant
 from attune.platform.batches import Layout, Numbers, Ragged, encode, read_by, subwords_of
+from attune.platform.corpora.labels import EMOTIONS, LABELS
+from attune.platform.corpora.prepare import read_labelled, read_marked, read_samples
 from attune.platform.errors import DataError, UsageError
 from attune.platform.settings import find_variant, with_changes
 from attune.platform.text import encoders, subwords
@@ -35,7 +37,7 @@ from attune.platform.text.word_vectors import WordVectors
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
 LEXICON, ENCODER = "lexicon.json", "encoder"
 EMOTION_WORDS, CAUSES, SUBWORDS = "emotion_words", "context_causes", "context_subwords"
-LABELS = "context_labels"
+CONTEXT_LABELS = "context_labels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class Model:
             emotions=self.variant.facts.emotions if "emotion" in needs.columns else (),
             emotion_words=find,
             causes=CAUSES in needs.columns,
-            labels=LABELS in needs.columns,
+            labels=CONTEXT_LABELS in needs.columns,
         )
         if self.encoder is None:
             return found
@@ -77,6 +79,20 @@ class Model:
     def layout(self) -> Layout:
         """How it wants a context laid out."""
         return Layout(separators=self.variant.needs.separators, max_context=self.max_context)
+
+
+def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl.DataFrame:
+    """The samples of a split that a variant learns from and is measured on."""
+    if issubclass(variant if isinstance(variant, type) else type(variant), Annotator):
+        return read_marked(folder, split)
+    if variant.needs.labels == "utterances":
+        return read_labelled(folder, split)
+    return read_samples(folder, split)
+
+
+def labels_of(needs: Needs) -> tuple[str, ...]:
+    """What the numbers of `emotion` stand for."""
+    return LABELS if needs.labels == "utterances" else EMOTIONS
 
 
 def needs_lexicon(needs: Needs) -> bool:

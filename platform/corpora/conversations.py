@@ -21,6 +21,9 @@ SPLITS = ("train", "valid", "test")
 UNPAIRED = ("unpaired_contexts", "unpaired_responses")
 FELT = {split: f"felt_{split}" for split in SPLITS}
 """By split, the stream of utterances whose emotion and its causes are known."""
+LABELLED = {split: f"labelled_{split}" for split in SPLITS}
+"""By split, the stream of utterances that stand alone, each a context, with one of the 41 labels as
+its emotion."""
 
 CONVERSATIONS = pl.Schema(
     {  # type: ignore[arg-type]

@@ -4,8 +4,9 @@ JSON lines, one conversation each:
     {"id": "a1", "emotion": "sad", "situation": "...", "split": "train",
      "utterances": [{"role": "speaker", "text": "..."}, {"role": "listener", "text": "..."}]}
 CSV and Parquet, one utterance a row: conversation_id, turn, role, text. `emotion`, `situation` and
-`split` may be left out everywhere, and an utterance may carry `label` (one of the 41) and `cause`
-(does it hold the cause of the conversation's emotion?).
+`split` may be left out everywhere, and an utterance may carry `label` (one of the 41), `cause`
+(does it hold the cause of the conversation's emotion?), `speaker` (who says it), and `start` and
+`end` in seconds; `episode` is of the conversation.
 """
 
 import json
@@ -33,8 +34,9 @@ from attune.platform.errors import DataError, unknown
 NAME = "dialogues"
 EMOTION_LABELS = LABELS
 _REQUIRED = ("conversation_id", "turn", "role", "text")
-_OPTIONAL = ("emotion", "situation", "split", "label", "cause")
-_TEXTS = ("role", "text", "emotion", "situation", "split", "label")
+_OF_ALL = ("emotion", "situation", "split", "episode")
+_OPTIONAL = (*_OF_ALL, "label", "cause", "speaker", "start", "end")
+_TEXTS = ("role", "text", *_OF_ALL, "label", "speaker")
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
@@ -87,7 +89,7 @@ def _conversation(path: Path, line: str) -> list[dict[str, object]]:
     if not isinstance(utterances, list) or not utterances:
         problem = "not a list: 'utterances' must be a list with at least one utterance"
         return [{"problem": problem, "raw": line}]
-    shared = {key: conversation.get(key) for key in ("emotion", "situation", "split")}
+    shared = {key: conversation.get(key) for key in _OF_ALL}
     shared["conversation_id"] = conversation["id"]
     rows = []
     for turn, utterance in enumerate(utterances):
@@ -143,6 +145,7 @@ def _utterance(path: Path, fields: Mapping[str, Any], raw: str) -> dict[str, obj
         row["split"] = row["split"] or split_of(path)
         row["turn"] = _turn(fields.get("turn"))
         row["cause"] = _truth(fields.get("cause"))
+        row.update({key: _seconds(key, fields.get(key)) for key in ("start", "end")})
     except _BadValueError as error:
         return {**row, "problem": str(error), "raw": raw.encode(errors="backslashreplace").decode()}
     if row["label"] is not None and row["label"] not in LABELS:
@@ -186,3 +189,12 @@ def _truth(value: Any) -> bool | None:
         return _TRUTH[str(value).strip().lower()]
     except KeyError:
         raise _BadValueError(f"not true or false: cause '{value}'") from None
+
+
+def _seconds(key: str, value: Any) -> float | None:
+    if value is None or value != value:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _BadValueError(f"not a number of seconds: {key} '{value}'") from None

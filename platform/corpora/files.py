@@ -1,5 +1,7 @@
 """Rows out of files, a piece at a time: a corpus larger than memory is read in constant memory.
 
+The same with Parquet, whose pieces are frames, out of files and into them.
+
 Every row comes with its number (1 for the first line, as an editor shows it) and, where it cannot
 be read, with the reason and its raw text instead of its content.
 """
@@ -13,9 +15,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from attune.platform.errors import DataError
 
@@ -154,6 +158,41 @@ def in_pieces(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]
             piece = []
     if piece:
         yield piece
+
+
+class ParquetPieces:
+    """A Parquet file that is written a frame at a time, all of one schema."""
+
+    def __init__(self, path: Path, schema: pl.Schema):
+        self.writer = pq.ParquetWriter(path, _arrow(schema.to_frame()).schema, compression="zstd")
+
+    def write(self, rows: pl.DataFrame) -> None:
+        """Add a piece."""
+        self.writer.write_table(_arrow(rows))
+
+    def __enter__(self) -> "ParquetPieces":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+
+def parquet_pieces(
+    path: Path, size: int, columns: Iterable[str] | None = None
+) -> Iterator[pl.DataFrame]:
+    """Frames of at most `size` rows of a Parquet file."""
+    try:
+        wanted = None if columns is None else list(columns)
+        for batch in pq.ParquetFile(path).iter_batches(size, columns=wanted):
+            piece = pl.from_arrow(batch)
+            assert isinstance(piece, pl.DataFrame)
+            yield piece
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} is missing or damaged: make its folder anew") from error
+
+
+def _arrow(rows: pl.DataFrame) -> Any:
+    return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
 def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:

@@ -1,5 +1,6 @@
 """What a prepared folder holds, as plain data for a terminal, a page or a script."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from attune.platform.corpora.conversations import SPLITS
+from attune.platform.corpora.conversations import LABELLED, SPLITS
 from attune.platform.corpora.prepare import TOKENS, read_manifest, read_samples, rejected
 
 PERCENTILES = (10, 50, 90, 99)
@@ -16,7 +17,7 @@ PERCENTILES = (10, 50, 90, 99)
 def inspect(folder: Path, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
     """Counts, samples by emotion, length percentiles, unknown tokens and a few samples."""
     manifest = read_manifest(folder)
-    splits = {split: read_samples(folder, split) for split in SPLITS}
+    splits = {split: _samples(folder, split, manifest["splits"]) for split in SPLITS}
     known = pl.read_parquet(folder / TOKENS).filter(pl.col("train") > 0)["token"]
     train = splits["train"]
     shown = train if train.height else pl.concat(splits.values())
@@ -37,6 +38,11 @@ def inspect(folder: Path, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
     }
 
 
+def _samples(folder: Path, split: str, streams: Mapping[str, Any]) -> pl.DataFrame:
+    """Of a source of labelled utterances these, of any other the pairs."""
+    return read_samples(folder, LABELLED[split] if LABELLED[split] in streams else split)
+
+
 def _emotions(splits: dict[str, pl.DataFrame]) -> dict[str, dict[str, int]]:
     counts = {
         split: dict(frame["emotion"].drop_nulls().value_counts().iter_rows())
@@ -54,7 +60,8 @@ def _lengths(samples: pl.DataFrame) -> dict[str, dict[str, float]]:
             "tokens of response": pl.col("response_tokens").str.split(" ").list.len(),
         }
     )
-    return {column.name: _spread(column.drop_nulls().to_numpy()) for column in measured}
+    known = (column.drop_nulls() for column in measured)
+    return {column.name: _spread(column.to_numpy()) for column in known if len(column)}
 
 
 def _spread(lengths: npt.NDArray[np.uint32]) -> dict[str, float]:
@@ -65,7 +72,7 @@ def _spread(lengths: npt.NDArray[np.uint32]) -> dict[str, float]:
 
 
 def _unknown_share(samples: pl.DataFrame, known: pl.Series) -> float | None:
-    tokens = samples["response_tokens"].str.split(" ").explode()
+    tokens = samples["response_tokens"].drop_nulls().str.split(" ").explode()
     if tokens.is_empty():
         return None
     return 1 - float(tokens.is_in(known.implode()).sum()) / len(tokens)

@@ -3,6 +3,7 @@
     train.parquet valid.parquet test.parquet         samples (columns: corpora/samples.py)
     unpaired_contexts.parquet unpaired_responses.parquet         where the source has them
     felt_train.parquet felt_valid.parquet felt_test.parquet      where it tells causes by utterance
+    labelled_train.parquet ...                                   where it labels utterances alone
     tokens.parquet          how often each token occurs, for vocabularies
     lexicon.json            emotion words, where the source brings its own
     rejects.jsonl           rows that were set aside, with file, row and reason
@@ -25,9 +26,10 @@ from typing import IO, Any, NoReturn
 import polars as pl
 import pyarrow.parquet as pq
 
-from attune.platform.corpora import bundled
+from attune.platform.corpora import bundled, empathetic_intents
 from attune.platform.corpora.conversations import (
     FELT,
+    LABELLED,
     LISTENER,
     SPLITS,
     SPOILT,
@@ -39,19 +41,17 @@ from attune.platform.corpora.conversations import (
     whole_conversations,
 )
 from attune.platform.corpora.files import checksum
-from attune.platform.corpora.samples import SAMPLES, felt, samples, tokenized
-from attune.platform.corpora.sources import AUTO, Source
+from attune.platform.corpora.samples import SAMPLES, alone, felt, samples, tokenized, utterances
+from attune.platform.corpora.sources import AUTO, OWN_FILES, Source
 from attune.platform.errors import DataError, UsageError
 from attune.platform.home import home
 
 STREAMS = (*SPLITS, *UNPAIRED)
-ALL_STREAMS = (*STREAMS, *FELT.values())
-MANIFEST, REJECTS, TOKENS, LEXICON = (
-    "manifest.json",
-    "rejects.jsonl",
-    "tokens.parquet",
-    "lexicon.json",
-)
+ALL_STREAMS = (*STREAMS, *FELT.values(), *LABELLED.values())
+_STREAMS_OF = {bundled: STREAMS, empathetic_intents: tuple(LABELLED.values())}
+"""By reader, what it may say that a conversation belongs to; the others only know of splits."""
+MANIFEST, REJECTS = OWN_FILES
+TOKENS, LEXICON = "tokens.parquet", "lexicon.json"
 TOKENIZER = "words: lower case, 23 contractions expanded, nltk word_tokenize"
 
 _REJECTED = (
@@ -150,6 +150,24 @@ def read_marked(folder: Path, split: str) -> pl.DataFrame:
     return marked
 
 
+def read_labelled(folder: Path, split: str) -> pl.DataFrame:
+    """The labelled utterances of a split, each a context of one turn whose emotion is the label.
+
+    They are those that stand alone where the folder has such, else those of the paired samples.
+    """
+    stream = LABELLED[split]
+    if stream in read_manifest(folder)["splits"]:
+        return read_samples(folder, stream)
+    told = utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
+    if told.is_empty():
+        raise UsageError(
+            f"'{folder}': no utterance of {split} has a label: use data that do, such as "
+            f"EmpatheticIntents or 'bundled', or add labels with 'attune annotate emotions RUN "
+            f"--data {folder}'"
+        )
+    return alone(told)
+
+
 class _Preparation:
     """One pass over a source, writing as it goes."""
 
@@ -159,7 +177,7 @@ class _Preparation:
         self.strict = strict
         self.checker = Checker(
             source.reader.EMOTION_LABELS,
-            splits=STREAMS if source.reader is bundled else SPLITS,
+            splits=_STREAMS_OF.get(source.reader, SPLITS),
             any_emotion=any_emotion,
         )
         self.tolerated: Counter[str] = Counter()
@@ -177,9 +195,9 @@ class _Preparation:
             for piece in whole_conversations(self.source.read(self.tolerated)):
                 usable, bad = divide(self.checker.check(piece))
                 self._set_aside(bad, rejects)
-                utterances = tokenized(_with_splits(usable))
-                self._count(utterances)
-                for made in (samples(utterances), felt(utterances)):
+                told = tokenized(_with_splits(usable))
+                self._count(told)
+                for made in (samples(told), felt(told)):
                     parts = made.partition_by("split", include_key=False, as_dict=True)
                     for stream, rows in parts.items():
                         self._write(str(stream[0]), rows, writers, stack)
@@ -287,6 +305,9 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     return complete
 
 
+_HELD_OUT = [name for split in SPLITS[1:] for name in (split, LABELLED[split])]
+
+
 class TokenCounts:
     """How often each token occurs: in what may be learned from, and in everything.
 
@@ -303,10 +324,11 @@ class TokenCounts:
         """Count the tokens of whole, tokenised conversations."""
         answered = pl.col("turn").filter(pl.col("role") == LISTENER).max().over("conversation_id")
         used = utterances.filter(
-            pl.col("split").is_in(UNPAIRED) | (pl.col("turn") <= answered).fill_null(False)
+            pl.col("split").is_in([*UNPAIRED, *LABELLED.values()])
+            | (pl.col("turn") <= answered).fill_null(False)
         )
         situations = utterances.filter(pl.col("turn") == 0)["situation_tokens"]
-        learnable = used.filter(~pl.col("split").is_in(["valid", "test"]))["tokens"]
+        learnable = used.filter(~pl.col("split").is_in(_HELD_OUT))["tokens"]
         self.learnable.update(_counted(learnable))
         self.everything.update(_counted(used["tokens"]))
         self.everything.update(_counted(situations))
@@ -406,6 +428,16 @@ class Target:
             f"--out '{self.named}' holds another preparation: name another folder, or replace it "
             f"with --overwrite"
         )
+
+
+def made_before(out: Path, name: str, maker: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of `out` where it is what would be made, by what it has under `name`; None where
+    nothing is there, and an error where something else is."""
+    if (out / MANIFEST).is_file() and (manifest := read_manifest(out)).get(name) == maker:
+        return manifest
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out '{out}' is there already, made in another way: name another")
+    return None
 
 
 def find_data(text: str) -> Path:

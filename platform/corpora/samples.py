@@ -1,15 +1,16 @@
 """Conversations -> samples: one per listener turn, with the context so far.
 
 Unpaired text takes the same schema: an unpaired context has no response, an unpaired response no
-context. So do felt utterances, where a source says what caused each one's emotion: the context ends
-with the utterance, `emotion` is its label, and who feels is the speaker, whoever spoke first.
+context. So do labelled utterances, each a context of one turn with its label as emotion. So do felt
+utterances, where a source says what caused each one's emotion: the context ends with the utterance,
+`emotion` is its label, and who feels is the speaker, whoever spoke first.
 
 An utterance is tokenised once, however many contexts it stands in.
 """
 
 import polars as pl
 
-from attune.platform.corpora.conversations import FELT, LISTENER, SPEAKER, UNPAIRED
+from attune.platform.corpora.conversations import FELT, LABELLED, LISTENER, SPEAKER, UNPAIRED
 from attune.platform.text.tokenizing import tokenize
 
 SAMPLES = pl.Schema(
@@ -42,6 +43,7 @@ _LISTS = {
     "evidence": "context_evidence",
 }
 
+_WITHOUT_ANSWER = (UNPAIRED[0], *LABELLED.values())
 _OF_ANSWERS = ("response", "response_tokens", "response_label", "next_turn", "next_turn_tokens")
 
 
@@ -58,7 +60,8 @@ def samples(utterances: pl.DataFrame) -> pl.DataFrame:
     """The samples of whole, tokenised conversations, with the column `split`, in their order."""
     ends = _with_lists(_ends(utterances), utterances)
     # A response ends the context before it; an unpaired context is the whole conversation.
-    length = pl.when(pl.col("split") == UNPAIRED[0]).then(pl.col("turn") + 1).otherwise("turn")
+    whole = pl.col("split").is_in(_WITHOUT_ANSWER)
+    length = pl.when(whole).then(pl.col("turn") + 1).otherwise("turn")
     return ends.with_columns(
         *(pl.col(column).list.head(length) for column in _LISTS.values()),
         next_turn=_next("context"),
@@ -94,6 +97,38 @@ def felt(utterances: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def utterances(samples: pl.DataFrame) -> pl.DataFrame:
+    """Each utterance of paired samples once: conversation_id, turn, role, text, tokens, label,
+    situation_tokens. A conversation's samples must all be there; the last one holds the rest."""
+    last = samples.group_by("conversation_id", maintain_order=True).last()
+    told = last.select(
+        "conversation_id",
+        "situation_tokens",
+        turn=pl.int_ranges(pl.col("context").list.len().cast(pl.Int64) + 2),
+        role=pl.concat_list("context_roles", pl.lit(LISTENER), pl.lit(SPEAKER)),
+        text=pl.concat_list("context", "response", "next_turn"),
+        tokens=pl.concat_list("context_tokens", "response_tokens", "next_turn_tokens"),
+        label=pl.concat_list("context_labels", "response_label", pl.lit(None, dtype=pl.String)),
+    ).explode("turn", "role", "text", "tokens", "label")
+    return told.filter(pl.col("text").is_not_null())
+
+
+def alone(told: pl.DataFrame) -> pl.DataFrame:
+    """Utterances as samples of their own, each a context of one turn with its label as emotion."""
+    known = {
+        "conversation_id": pl.col("conversation_id"),
+        "turn": pl.col("turn"),
+        "emotion": pl.col("label"),
+        **{_LISTS[name]: pl.concat_list(name) for name in ("text", "tokens", "role", "label")},
+    }
+    others = {
+        name: pl.lit([None] if isinstance(dtype, pl.List) else None, dtype=dtype)
+        for name, dtype in SAMPLES.items()
+        if name not in known
+    }
+    return told.select((known | others)[name].alias(name) for name in SAMPLES)
+
+
 def _among(numbers: pl.Expr, chosen: pl.Expr) -> pl.Expr:
     """Lists of numbers -> whether each is among the chosen ones of its row."""
     return pl.struct(numbers=numbers, chosen=chosen).map_elements(
@@ -113,9 +148,10 @@ def _with_lists(ends: pl.DataFrame, utterances: pl.DataFrame) -> pl.DataFrame:
 def _ends(utterances: pl.DataFrame) -> pl.DataFrame:
     """The utterances that make a sample, as its response (or, unpaired, as the context's end)."""
     last = pl.col("turn") == pl.col("turn").max().over("conversation_id")
-    context_end = (pl.col("split") == UNPAIRED[0]) & last
+    unanswered = pl.col("split").is_in(_WITHOUT_ANSWER)
+    context_end = unanswered & last
     response = (pl.col("role") == LISTENER) & (
-        ((pl.col("turn") > 0) & (pl.col("split") != UNPAIRED[0])) | (pl.col("split") == UNPAIRED[1])
+        ((pl.col("turn") > 0) & ~unanswered) | (pl.col("split") == UNPAIRED[1])
     )
 
     def spoken(column: str) -> pl.Expr:

@@ -13,21 +13,28 @@ from attune.platform.corpora import (
     ed_causes,
     edos,
     empathetic_dialogues,
+    empathetic_intents,
     meld,
     reccon,
 )
-from attune.platform.corpora.files import ENDINGS, ending, head
+from attune.platform.corpora.files import ENDINGS, ending, head, split_of
 from attune.platform.errors import DataError, UsageError, unknown
 
 READERS: dict[str, ModuleType] = {
     reader.NAME: reader
-    for reader in (empathetic_dialogues, edos, reccon, meld, ed_causes, dialogues)
-}
+    for reader in (
+        empathetic_dialogues, edos, reccon, meld, ed_causes, empathetic_intents, dialogues,
+    )
+}  # fmt: skip
+OWN_FILES = ("manifest.json", "rejects.jsonl")
+"""What stands beside data in folders that Attune makes, and is none."""
+SUBTITLES = ("opus", "srt")
 AUTO = "auto"
 BUNDLED = "bundled"
 _ENDINGS_OF = {
     "reccon": (".json",),
     "ed-causes": (".jsonl",),
+    "intents": (".txt",),
     "dialogues": (".jsonl", ".ndjson", ".json", ".csv", ".parquet"),
 }
 
@@ -36,6 +43,11 @@ class Source:
     """Files with the reader that understands them all."""
 
     def __init__(self, source: str, form: str = AUTO):
+        if form in SUBTITLES:
+            raise UsageError(
+                f"--format {form}: subtitles become dialogs first, by 'attune data curate --source "
+                f"{source} --turns FILE --out DIR'; prepare DIR then"
+            )
         if form not in (AUTO, *READERS):
             raise UsageError(unknown("format", form, (AUTO, *READERS)))
         self.paths: list[Path] = []
@@ -73,10 +85,10 @@ def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
     if not source or not root.exists():
         raise UsageError(f"no such source: '{source}'; give a file, a folder, or 'bundled'")
     files = sorted(p for p in root.iterdir() if p.is_file()) if root.is_dir() else [root]
-    paths = [path for path in files if ending(path) in ENDINGS]
+    paths = [path for path in files if _may_hold_data(path)]
     if form != AUTO:
         # Read as told, even where a header is wrong: the reader says what is wrong with it.
-        told = [path for path in paths if ending(path) in _ENDINGS_OF.get(form, (".csv",))]
+        told = [path for path in paths if ending(path) in _endings_of(form)]
         if not told:
             raise UsageError(f"no file of format '{form}' in '{root}'")
         return told, READERS[form]
@@ -93,13 +105,24 @@ def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
             f"({', '.join(READERS)}); docs/data.md shows the form of your own dialogues"
         )
     [name] = known
-    strange = [path.name for path, found in formats.items() if found is None]
+    strange = [p.name for p, f in formats.items() if f is None and ending(p) in _endings_of(name)]
     if strange:
         raise UsageError(
             f"'{strange[0]}' is not {name} like the other files in '{root}': put its first line "
             f"right, or take it out"
         )
-    return paths, READERS[name]
+    return [path for path, found in formats.items() if found], READERS[name]
+
+
+def _may_hold_data(path: Path) -> bool:
+    """By its ending; most text files are notes, so that of those only a split's may."""
+    if ending(path) == ".txt":
+        return split_of(path) is not None
+    return ending(path) in ENDINGS and path.name not in OWN_FILES
+
+
+def _endings_of(form: str) -> tuple[str, ...]:
+    return _ENDINGS_OF.get(form, (".csv",))
 
 
 def _format(path: Path) -> str | None:

@@ -1,7 +1,8 @@
 """How well does a classifier tell the emotions of texts, and do its probabilities mean it?
 
-Accuracies and calibration of contexts stand under their plain names, those of responses under
-`response_`. What is `kept` is surer than a threshold: its share, and how much of it is right.
+Accuracies and calibration of contexts stand under their plain names, those of responses, where it
+learns from them, under `response_`. What is `kept` is surer than a threshold: its share, and how
+much of it is right.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,6 @@ import polars as pl
 
 from attune.platform import runs
 from attune.platform.classifying import (
-    KINDS,
     Temperatures,
     classifier,
     labelled,
@@ -34,14 +34,15 @@ def evaluate(
     temperatures: Temperatures,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
-    """What a model says of the contexts and of the responses of samples."""
-    emotions = classifier(model).facts.emotions
+    """What a model says of the texts of samples, of each kind that it learns from."""
+    variant = classifier(model)
+    emotions = variant.facts.emotions
     known, truth = labelled(samples, emotions)
     if known.is_empty():
         raise UsageError("none of these samples has an emotion: choose data with emotions")
     found: dict[str, float | None] = {}
     table = known.select("conversation_id", "turn", "emotion", "context", "response")
-    for kind in KINDS:
+    for kind in variant.learns:
         raw = log_probabilities(model, known, kind, progress)
         calibrated = calibration.scaled(raw, temperatures[kind])
         before = "" if kind == "context" else f"{kind}_"
@@ -88,6 +89,7 @@ def scores(log_probabilities: Floats, truth: Labels, threshold: float) -> dict[s
         "emotion_accuracy": accuracy[1],
         "emotion_accuracy_top2": accuracy[2],
         "emotion_accuracy_top5": accuracy[5],
+        **metrics.weighted_scores(log_probabilities, truth),
         "calibration_error": calibration.reliability(log_probabilities, truth).error,
         "kept_share": float(kept.mean()),
         "kept_accuracy": float(right[kept].mean()) if kept.any() else None,

@@ -33,6 +33,17 @@ def accuracy_at(
     return {k: float((likeliest[:, :k] == truth[:, None]).any(axis=1).mean()) for k in places}
 
 
+def weighted_scores(log_probabilities: Floats, truth: npt.NDArray[np.int64]) -> dict[str, float]:
+    """Precision, recall and F1 of the likeliest labels: the mean over labels, each counted as often
+    as it is true. A label that is never predicted has precision 0."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    precision, recall, f1, _ = precision_recall_fscore_support(
+        truth, log_probabilities.argmax(axis=1), average="weighted", zero_division=0.0
+    )
+    return {"weighted_precision": precision, "weighted_recall": recall, "weighted_f1": f1}
+
+
 def bleu(answers: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Corpus BLEU-4 on our own tokens, one reference, unsmoothed, with sacrebleu's signature.
 

@@ -110,6 +110,11 @@ def nltk_tokenize(text: str) -> list[str]:
     ]
 
 
+def sentences(text: str) -> list[str]:
+    """Punkt's sentences of a text as it is written, capital letters and all."""
+    return list(_plain_punkt().tokenize(text))
+
+
 class _RememberingPunkt(PunktSentenceTokenizer):  # type: ignore[misc]
     """Punkt that decides about each distinct pair of neighbouring words once."""
 

@@ -30,7 +30,6 @@ from attune.platform.corpora.prepare import (
     TOKENS,
     find_data,
     read_manifest,
-    read_marked,
     read_samples,
 )
 from attune.platform.errors import DataError, UsageError
@@ -138,12 +137,12 @@ def _vocabulary(needs: Needs, training: TrainingConfig, folder: Path) -> Vocabul
 
 def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
     """Better to hear now what is missing than from a worker: the encoder that a variant reads with,
-    or the marks of causes that it learns from."""
+    or the marks of causes or the labels that it learns from."""
     needs = variant.needs_with(config)
     if needs.encoder is not None:
         locate(getattr(config, needs.encoder))
-    if issubclass(variant, Annotator):
-        read_marked(folder, "train")
+    if issubclass(variant, Annotator) or needs.labels == "utterances":
+        runs.read_split(variant, folder, "train")
     missing = {harvesting.FILE_OF[n] for n in needs.streams if n in harvesting.FILE_OF}
     missing -= set(read_manifest(folder)["splits"])
     if missing and not config.harvest:
@@ -152,7 +151,7 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
             f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
             f"with --set harvest=DIR"
         )
-    if runs.LABELS in needs.columns:
+    if runs.CONTEXT_LABELS in needs.columns:
         for split in ("train", "valid"):
             if not read_samples(folder, split)["response_label"].is_in(LABELS).any():
                 raise DataError(
@@ -273,7 +272,7 @@ def model_of(run: Run) -> runs.Model:
         run.variant,
         config,
         vocabulary,
-        EMOTIONS,
+        runs.labels_of(variant.needs),
         vectors=vectors,
         lexicon=Lexicon.load(run.folder / runs.LEXICON) if reads else None,
         max_context=training.max_context,
@@ -297,9 +296,8 @@ def begin_with(variant: Variant, folder: Path) -> None:
 def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
     """The streams a variant trains on, and the paired samples it is judged by."""
     folder = _unchanged(run, run.data)
-    read = read_marked if isinstance(model.variant, Annotator) else read_samples
-    valid = model.columns(read(folder, "valid"))
-    paired = model.columns(read(folder, "train"))
+    valid = model.columns(runs.read_split(model.variant, folder, "valid"))
+    paired = model.columns(runs.read_split(model.variant, folder, "train"))
     streams: dict[str, Columns] = {PAIRED: paired}
     for name in model.variant.needs_with(model.variant.config).streams:
         if name == FOLLOWED:

@@ -267,7 +267,7 @@ def here(monkeypatch):
     """Tasks run in this process; which they were."""
     done = []
 
-    def run_tasks(work, tasks):
+    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
         for task in tasks:
             done.append((task.stream, task.start))
             yield work(task)
@@ -343,7 +343,7 @@ def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch
     run, out = store.find("marker"), tmp_path / "out"
     tasks = cluster.run_tasks
 
-    def dies(work, shards):
+    def dies(work, shards, at_once=None):  # noqa: ARG001
         yield from tasks(work, shards[:2])
         raise KeyboardInterrupt
 

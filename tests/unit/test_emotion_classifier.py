@@ -15,7 +15,7 @@ from attune.platform.batches import Stream, subwords_of
 from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import read_samples
 from attune.platform.errors import UsageError
-from attune.platform.evaluation import calibration, emotions
+from attune.platform.evaluation import calibration, emotions, metrics
 from attune.platform.text import encoders
 from tests import contract
 from tests.unit.test_commands import call, refused, spoken  # noqa: F401
@@ -123,6 +123,14 @@ def test_the_temperature_is_found():
     assert always == pytest.approx(0.01)  # the coldest there is
 
 
+def test_weighted_scores_count_labels_as_often_as_they_are_true():
+    likeliest = np.log(np.eye(3)[[0, 1, 1, 1]] * 0.9 + 0.05)
+    found = metrics.weighted_scores(likeliest, np.array([0, 0, 0, 1]))
+    assert found["weighted_precision"] == pytest.approx((3 * 1 + 1 / 3) / 4)
+    assert found["weighted_recall"] == pytest.approx((3 * (1 / 3) + 1) / 4)
+    assert found["weighted_f1"] == pytest.approx(0.5)
+
+
 def test_scores_say_what_a_threshold_keeps():
     probabilities = np.array([[0.7, 0.2, 0.1], [0.65, 0.3, 0.05], [0.4, 0.5, 0.1], [0.6, 0.2, 0.2]])
     found = emotions.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.6)
@@ -181,6 +189,7 @@ def test_evaluate_measures_labels(call, prepared):  # noqa: F811
     names = (
         "emotion_accuracy", "emotion_accuracy_top2", "emotion_accuracy_top5", "calibration_error",
         "calibration_error_uncalibrated", "kept_share", "kept_accuracy", "temperature",
+        "weighted_precision", "weighted_recall", "weighted_f1",
     )  # fmt: skip
     assert {*names, *(f"response_{name}" for name in names), "parameters"} == set(found)
     assert found["kept_share"] == 1.0

@@ -69,7 +69,7 @@ def here(monkeypatch):
     """Tasks run in this process; which files they made."""
     done = []
 
-    def run_tasks(work, tasks):
+    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
         for task in tasks:
             done.append(task.file)
             yield work(task)
@@ -200,7 +200,7 @@ def test_an_interrupted_harvest_goes_on(here, tmp_path, monkeypatch):
     source = dialogues(tmp_path / "own.jsonl")
     tasks = cluster.run_tasks
 
-    def dies(work, shards):
+    def dies(work, shards, at_once=None):  # noqa: ARG001
         yield from tasks(work, shards[:2])
         raise KeyboardInterrupt
 

@@ -155,6 +155,28 @@ def as_rows():
     ]
 
 
+def test_empathetic_intents(tmp_path):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(
+            "17 <SEP> i feel thankful\n38 <SEP> Why, a <SEP> b?\n\n40 <SEP> ok\n41 <SEP> no\nno\n"
+        )
+    (tmp_path / "labels.txt").write_text("afraid,0\n")
+    (tmp_path / "utterance_labels.csv").write_text("split,conv_id,label\ntrain,a,sad\n")
+    assert Source(str(tmp_path)).sizes.keys() == {"train.txt", "valid.txt", "test.txt"}
+    usable, bad = judged(tmp_path / "train.txt", splits=["labelled_train"])
+    assert usable.select("emotion", "label", "role", "text", "turn").rows() == [
+        ("grateful", "grateful", "speaker", "i feel thankful", 0),
+        ("questioning", "questioning", "listener", "Why, a <SEP> b?", 0),
+        ("neutral", "neutral", "listener", "ok", 0),
+    ]
+    assert bad.select("row", pl.col("problem").str.slice(0, 18)).rows() == [
+        (5, "unknown label '41'"),
+        (6, "no separator: a li"),
+    ]
+    (tmp_path / "mine.txt").write_text("1 <SEP> x\n")
+    raises(UsageError, tmp_path / "mine.txt", "auto", "no known format")
+
+
 def test_own_dialogues_in_three_forms_are_the_same(tmp_path):
     (tmp_path / "own.jsonl").write_text(json.dumps(CONVERSATION) + "\n")
     pl.DataFrame(as_rows()).write_csv(tmp_path / "own.csv")
@@ -441,6 +463,7 @@ def test_wrong_sources_are_named(tmp_path):
     raises(UsageError, tmp_path / "absent", "auto", "no such source")
     raises(UsageError, tmp_path, "auto", "no known format")
     raises(UsageError, tmp_path, "edoss", "did you mean 'edos'")
+    raises(UsageError, tmp_path, "opus", "subtitles become dialogs first, by 'attune data curate")
     raises(UsageError, tmp_path, "meld", "no file of format 'meld'")
     (tmp_path / "train.csv").write_text(ED)
     (tmp_path / "own.jsonl").write_text(json.dumps(CONVERSATION))

@@ -1,11 +1,14 @@
-"""Which of the 32 emotions does a text tell? Labels for text that has none.
+"""Which emotion, or which intent, does a text tell? Labels for text that has none.
 
-A pretrained encoder reads a context, or a response alone, as one text; the mean of its states gives
-the emotion. It learns from both, each with the emotion of its conversation, since both are to be
-labelled: Dual-Emp learns from contexts and responses that belong to no pair.
+A pretrained encoder reads a text; the mean of its states gives the label. `emotion-classifier`
+tells the 32 emotions of contexts and of responses, each with the emotion of its conversation, since
+both are to be labelled: Dual-Emp learns from contexts and responses that belong to no pair.
+`intent-classifier` tells the 41 emotions and intents of single utterances (Welivita and Pu 2020),
+which MEED2 labels its corpora with.
 
-Deviations: this is no published system. Shen et al. 2021 label the unpaired text of Dual-Emp with
-the classifier of Rashkin et al. 2019, which we do not have, and take its probabilities as they are.
+Deviations: Shen et al. 2021 label the unpaired text of Dual-Emp with the classifier of Rashkin et
+al. 2019, which we do not have, and take its probabilities as they are. Xie and Pu 2021 fine-tune
+RoBERTa, which `encoder` may name; ours is MiniLM unless it does.
 """
 
 from dataclasses import dataclass
@@ -26,14 +29,15 @@ from attune.models.base import (
     SearchSpaces,
     Stage,
     TextClassifier,
+    TextKind,
     Update,
 )
 from attune.models.multitask import emotion_loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmotionClassifierConfig:
-    """The encoder, and what it learns from."""
+class ClassifierConfig:
+    """The encoder, and how it learns."""
 
     encoder: str = "minilm"
     """The pretrained encoder: `minilm`, or the folder of any other in the form of Hugging Face."""
@@ -41,17 +45,28 @@ class EmotionClassifierConfig:
     """Whether the encoder learns too; else only what stands on it."""
     dropout: float = 0.1
     """Share of the text's mean state that is dropped in training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmotionClassifierConfig(ClassifierConfig):
+    """The encoder, and what it learns from."""
+
     response_weight: float = 1.0
     """Weight of the responses' cross-entropy beside the contexts'."""
 
 
-class EmotionClassifier(TextClassifier):
-    """A pretrained encoder, and an emotion for the mean of its states."""
+class IntentClassifier(TextClassifier):
+    """A pretrained encoder, and a label for the mean of its states."""
 
-    system = "Emotion classifier"
-    paper = "ours, for the unpaired data of Shen et al. 2021"
-    Config = EmotionClassifierConfig
-    needs = Needs(columns=("context_subwords", "response_subwords", "emotion"), encoder="encoder")
+    system = "Intent classifier"
+    paper = "Welivita and Pu 2020, as Xie and Pu 2021 use it"
+    Config = ClassifierConfig
+    needs = Needs(
+        columns=("context_subwords", "response_subwords", "emotion"),
+        encoder="encoder",
+        labels="utterances",
+    )
+    learns: ClassVar[tuple[TextKind, ...]] = ("context",)
     presets: ClassVar = {
         "tiny": {"learning_rate": 1e-3},
         "small": {
@@ -72,10 +87,9 @@ class EmotionClassifier(TextClassifier):
             "tuned": Choice(values=(True, False)),
             "dropout": Between(low=0.0, high=0.4),
         },
-        "loss-weights": {"response_weight": Between(low=0.1, high=3.0, scale="loguniform")},
     }
 
-    def __init__(self, config: EmotionClassifierConfig, facts: Facts):
+    def __init__(self, config: ClassifierConfig, facts: Facts):
         super().__init__(config, facts)
         self.encoder = facts.encoders["encoder"]
         self.dropout = nn.Dropout(config.dropout)
@@ -88,8 +102,7 @@ class EmotionClassifier(TextClassifier):
         the temperature that is fitted afterwards.
         """
         parts = ("encoder", "output") if self.config.tuned else ("output",)
-        weights = {"context": 1.0, "response": self.config.response_weight}
-        update = Update(player="model", losses="losses", weights=weights)
+        update = Update(player="model", losses="losses", weights=self.loss_weights())
         return [
             Stage(
                 name="train",
@@ -99,26 +112,48 @@ class EmotionClassifier(TextClassifier):
             )
         ]
 
+    def loss_weights(self) -> dict[str, float]:
+        """Of each kind of text."""
+        return {"context": 1.0}
+
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The cross-entropy of contexts, and of responses."""
+        """The cross-entropy of each kind of text that it learns from."""
         batch = batches[PAIRED]
         return {
-            "context": emotion_loss(self.logits(batch["context_subwords"]), batch),
-            "response": emotion_loss(self.logits(batch["response_subwords"]), batch),
+            kind: emotion_loss(self.logits(batch[f"{kind}_subwords"]), batch)
+            for kind in self.learns
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The emotion of contexts."""
+        """The label of contexts."""
         return {"emotion": self.logits(batch["context_subwords"]).log_softmax(dim=-1)}
 
     def predict_response(self, batch: Batch) -> dict[str, Tensor]:
-        """The emotion of responses."""
+        """The label of responses."""
         return {"emotion": self.logits(batch["response_subwords"]).log_softmax(dim=-1)}
 
     def logits(self, subwords: Tensor) -> Tensor:
-        """(B, T) -> (B, emotions)."""
+        """(B, T) -> (B, labels)."""
         there = (subwords > 0)[:, :, None]
         states = self.encoder(subwords)  # (B, T, width of the encoder)
         mean = (states * there).sum(dim=1) / there.sum(dim=1)
         logits: Tensor = self.output(self.dropout(mean))
         return logits
+
+
+class EmotionClassifier(IntentClassifier):
+    """The same for the emotions of conversations, from their contexts and from their responses."""
+
+    system = "Emotion classifier"
+    paper = "ours, for the unpaired data of Shen et al. 2021"
+    Config = EmotionClassifierConfig
+    needs = Needs(columns=IntentClassifier.needs.columns, encoder="encoder")
+    learns = ("context", "response")
+    search_spaces: ClassVar[SearchSpaces] = {
+        **IntentClassifier.search_spaces,
+        "loss-weights": {"response_weight": Between(low=0.1, high=3.0, scale="loguniform")},
+    }
+
+    def loss_weights(self) -> dict[str, float]:
+        """Of each kind of text."""
+        return {"context": 1.0, "response": self.config.response_weight}

@@ -1,0 +1,63 @@
+"""Sentence-embedding similarity: do answer and response mean the same as a whole?
+
+The cosine of the mean states of an encoder's last layer, over all subwords, [CLS] and [SEP] too, as
+sentence encoders are trained; the mean over all pairs. An empty answer, or an empty response,
+scores 0. Values from different encoders cannot be compared: Xie and Pu 2021 print Sentence-BERT's.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from attune.platform.evaluation.bertscore import checksum
+from attune.platform.text.encoders import TextEncoder
+
+NAME = "sentence_similarity"
+PAIRS_AT_A_TIME = 64
+
+Progress = Callable[[int], None]
+"""Called with the number of pairs that were just done."""
+
+
+def score(
+    encoder: TextEncoder,
+    answers: Sequence[str],
+    references: Sequence[str],
+    progress: Progress = lambda _: None,
+) -> tuple[dict[str, float | None], str]:
+    """The mean over all answers, and what it is."""
+    found = similarities(encoder, answers, references, progress)
+    name = f"{encoder.name}@{checksum(encoder.name)[:8]}"
+    signature = f"sentence.encoder:{name} sentence.pooling:mean sentence.text:tokens"
+    return {NAME: float(found.mean()) if len(found) else None}, signature
+
+
+@torch.no_grad()
+def similarities(
+    encoder: TextEncoder,
+    answers: Sequence[str],
+    references: Sequence[str],
+    progress: Progress = lambda _: None,
+) -> Tensor:
+    """(N,) the cosine of each answer with its response."""
+    said, meant = encoder.subwords(answers), encoder.subwords(references)
+    order = sorted(range(len(said)), key=lambda row: len(said[row]) + len(meant[row]))
+    found = torch.zeros(len(said), dtype=torch.float64)
+    for start in range(0, len(order), PAIRS_AT_A_TIME):
+        rows = order[start : start + PAIRS_AT_A_TIME]
+        own, other = (_embedded(encoder, [text[row] for row in rows]) for text in (said, meant))
+        found[rows] = (own * other).sum(dim=1).double()
+        progress(len(rows))
+    return found
+
+
+def _embedded(encoder: TextEncoder, texts: Sequence[Sequence[int]]) -> Tensor:
+    """(B, width) of length 1; 0 for a text without subwords."""
+    room = encoder.longest - 2
+    rows = [torch.tensor([encoder.first, *text[:room], encoder.separator]) for text in texts]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, True)
+    there = (padded > 0)[:, :, None]
+    mean = (encoder.module(padded) * there).sum(dim=1) / there.sum(dim=1)
+    spoken = torch.tensor([len(text) > 0 for text in texts])[:, None]
+    return torch.nn.functional.normalize(mean, dim=1) * spoken

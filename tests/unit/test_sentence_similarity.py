@@ -1,0 +1,56 @@
+"""Sentence-embedding similarity: what it is, and that batches change nothing."""
+
+import json
+
+import pytest
+import torch
+
+from attune.platform.evaluation import sentences
+from attune.platform.text import encoders
+from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+
+SAID = ["i am sad", "it is late , is it not ?", "", "so it goes", "i am sad"]
+MEANT = ["i am sad", "she is sad", "nothing", "it is late", "so it goes on and on and on"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_encoder):
+    return encoders.load(str(tiny_encoder))
+
+
+@torch.no_grad()
+def test_the_cosine_of_mean_states(encoder):
+    found = sentences.similarities(encoder, SAID, MEANT)
+    for place in (0, 1, 3, 4):
+        means = []
+        for text in (SAID[place], MEANT[place]):
+            [numbers] = encoder.subwords([text])
+            row = torch.tensor([[encoder.first, *numbers, encoder.separator]])
+            means.append(encoder.module(row)[0].mean(dim=0))
+        assert float(found[place]) == pytest.approx(
+            float(torch.cosine_similarity(*means, dim=0)), abs=1e-5
+        )
+    assert float(found[0]) == pytest.approx(1.0)
+    assert float(found[2]) == 0.0
+
+
+def test_batches_and_padding_change_nothing(encoder, monkeypatch):
+    whole, done = sentences.similarities(encoder, SAID, MEANT), []
+    monkeypatch.setattr(sentences, "PAIRS_AT_A_TIME", 2)
+    cut = sentences.similarities(encoder, SAID, MEANT, done.append)
+    assert torch.allclose(whole, cut, atol=1e-6)
+    assert sum(done) == 5
+    long = sentences.similarities(encoder, ["so " * 500], ["so " * 500])
+    assert float(long[0]) == pytest.approx(1.0)
+
+
+def test_evaluate_with_sentence_similarity(call, tmp_path, monkeypatch, tiny_encoder):  # noqa: F811
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    rows = [("i am sorry", "i am sorry"), ("", "that is great")]
+    text = "\n".join(json.dumps({"answer": a, "response": r}) for a, r in rows)
+    (tmp_path / "said.jsonl").write_text(text)
+    command = ("evaluate", "--answers", tmp_path / "said.jsonl", "--sentence-similarity")
+    found = spoken(call(*command, tiny_encoder, "--json"))
+    assert found["metrics"]["sentence_similarity"] == pytest.approx(0.5)  # 1 and 0
+    assert f"sentence.encoder:{tiny_encoder}@" in found["signature"]
+    assert "no encoder in 'nowhere'" in refused(call(*command, "nowhere"))
