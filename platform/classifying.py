@@ -17,6 +17,7 @@ from attune.models.base import TextKind as Kind
 from attune.platform import runs
 from attune.platform.batches import Stream
 from attune.platform.corpora.prepare import find_data, read_manifest
+from attune.platform.corpora.samples import SAMPLES, alone
 from attune.platform.errors import UsageError
 from attune.platform.evaluation import calibration
 from attune.platform.evaluation.calibration import Labels
@@ -99,3 +100,20 @@ def _valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
             f"not calibrated yet: prepare it as it was, or train a new classifier"
         )
     return runs.read_split(variant, folder, "valid")
+
+
+def with_context_labels(model: runs.Model, samples: pl.DataFrame) -> pl.DataFrame:
+    """Samples with the likeliest label of each utterance of their contexts."""
+    told = samples.select(
+        conversation_id=pl.int_range(pl.len()).cast(pl.String),
+        turn=pl.int_ranges(pl.col("context").list.len()),
+        role="context_roles",
+        text="context",
+        tokens="context_tokens",
+        label=pl.lit(None, dtype=pl.String),
+    ).explode("turn", "role", "text", "tokens")
+    found = log_probabilities(model, alone(told), "context").argmax(axis=1)
+    names = iter([model.variant.facts.emotions[number] for number in found])
+    counts = samples["context"].list.len()
+    labels = [[next(names) for _ in range(count)] for count in counts]
+    return samples.with_columns(context_labels=pl.Series(labels, dtype=SAMPLES["context_labels"]))

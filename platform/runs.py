@@ -6,11 +6,14 @@ vocabulary.txt          the tokens
 tokenizer.json          what cuts words into them, where the variant reads subwords
 lexicon.json            the emotion words, where the variant needs them
 encoder/                the pretrained encoder's shape and tokenizer, where the variant has one
+labeller/               the model that labels utterances for it, where the variant reads labels
 """
 
 import dataclasses
 import functools
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +38,7 @@ from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 from attune.platform.text.word_vectors import WordVectors
 
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
-LEXICON, ENCODER = "lexicon.json", "encoder"
+LEXICON, ENCODER, LABELLER = "lexicon.json", "encoder", "labeller"
 EMOTION_WORDS, CAUSES, SUBWORDS = "emotion_words", "context_causes", "context_subwords"
 CONTEXT_LABELS = "context_labels"
 
@@ -54,6 +57,8 @@ class Model:
     """The emotion words it was taught with, where it needs them."""
     encoder: TextEncoder | None = None
     """The pretrained encoder it reads contexts with, where it does."""
+    labeller: Path | None = None
+    """The folder of the model that labels the utterances it reads, where it reads labels."""
 
     def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
         """Samples as the numbers it reads."""
@@ -136,6 +141,7 @@ def build(
     vectors: WordVectors | None = None,
     lexicon: Lexicon | None = None,
     max_context: int | None = None,
+    labeller: Path | None = None,
     seed: int = 0,
 ) -> Model:
     """A new model; the seed decides its first weights and leaves torch's own state as it was."""
@@ -160,6 +166,7 @@ def build(
         max_context=max_context,
         lexicon=lexicon,
         encoder=encoder,
+        labeller=labeller,
     )
 
 
@@ -186,7 +193,26 @@ def save(model: Model, folder: Path) -> None:
         model.lexicon.save(folder / LEXICON)
     if model.encoder is not None:
         model.encoder.save(folder / ENCODER)
+    if model.labeller is not None:
+        keep_labeller(model.labeller, folder)
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def keep_labeller(labeller: Path, folder: Path) -> None:
+    """Put a labeller into a folder; it is large, and linked where the disk can do that."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:  # another disk, or none that links
+            shutil.copyfile(source, target)
+
+    shutil.copytree(labeller, folder / LABELLER, copy_function=link, dirs_exist_ok=False)
+
+
+def labeller_in(folder: Path) -> Path | None:
+    """The folder of the labeller that was put into a folder."""
+    return folder / LABELLER if (folder / LABELLER).is_dir() else None
 
 
 def load(folder: Path) -> Model:
@@ -228,6 +254,7 @@ def load(folder: Path) -> Model:
         max_context=description["max_context"],
         lexicon=lexicon,
         encoder=encoder,
+        labeller=labeller_in(folder),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from attune.models.base import Batch, DialogueVariant, Explanation, Variant
 from attune.models.decoding import Decoding, decode, stream
-from attune.platform import runs
+from attune.platform import classifying, runs
 from attune.platform.batches import PADDING, Columns, Stream
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.corpora.samples import SAMPLES
@@ -42,6 +42,8 @@ class Responder:
         if not isinstance(self.model.variant, DialogueVariant):
             raise UsageError(f"'{self.model.name}' does not answer: it is a classifier")
         self.variant = self.model.variant
+        labeller = self.model.labeller
+        self.labeller = None if labeller is None else runs.load(labeller)
 
     def respond(
         self,
@@ -172,9 +174,12 @@ class Responder:
         roles = (SPEAKER, LISTENER)
         samples = SAMPLES.to_frame(eager=True).clear(len(conversations))
         samples = samples.with_columns(
+            frame["context"],
             context_tokens=pl.Series([[next(tokens) for _ in range(n)] for n in counts]),
             context_roles=pl.Series([[roles[turn % 2] for turn in range(n)] for n in counts]),
         )
+        if self.labeller is not None:
+            samples = classifying.with_context_labels(self.labeller, samples)
         return _in_order(self.model.columns(samples))
 
     def _text(self, tokens: Sequence[int]) -> str:

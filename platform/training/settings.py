@@ -70,6 +70,9 @@ class TrainingConfig:
     lexicon: str | None = None
     """A file of emotion words (NRC's, or a word a line) for variants that read them; without, the
     data's own, else the small one of the bundled corpus."""
+    labeller: str | None = None
+    """A run of intent-classifier, for variants that read the labels of utterances: it labels what
+    they are told when they answer; without, the run that labelled the data."""
     valence_arousal: str | None = None
     """A file of NRC-VAD (word, valence, arousal, dominance) for variants that read how strongly
     words are felt; without, what the lexicon has."""

@@ -21,7 +21,7 @@ from attune.models.base import (
     Needs,
     Variant,
 )
-from attune.platform import harvesting, runs, store
+from attune.platform import harvesting, labelling, runs, store
 from attune.platform.batches import Columns, followed, unpaired
 from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS, LABELS
@@ -73,6 +73,9 @@ def new_run(
     lexicon, notice = None, ""
     if runs.needs_lexicon(needs):
         lexicon, notice = _lexicon(training, needs, folder)
+    labeller = None
+    if runs.CONTEXT_LABELS in needs.columns:
+        labeller, notice = _labeller(training, manifest)
     data_name = data if data == "bundled" else folder.name
     name = name or store.new_name(variant, data_name)
     store.check_name(name)
@@ -113,6 +116,8 @@ def new_run(
     vocabulary.save(run.folder / runs.VOCABULARY)
     if lexicon is not None:
         lexicon.save(run.folder / runs.LEXICON)
+    if labeller is not None:
+        runs.keep_labeller(labeller, run.folder)
     run.write()
     return run
 
@@ -193,6 +198,23 @@ def _lexicon(training: TrainingConfig, needs: Needs, folder: Path) -> tuple[Lexi
         raise UsageError(f"lexicon={training.lexicon} has no valence and arousal: {ask}")
     few = f"only {len(lexicon.valence_arousal)} words have valence and arousal: {ask}"
     return lexicon, few if notice else ""
+
+
+def _labeller(training: TrainingConfig, manifest: Mapping[str, Any]) -> tuple[Path | None, str]:
+    """The folder of the model that labels what a run is told, and what to say where none does."""
+    name = training.labeller or manifest.get(labelling.NAME, {}).get("run")
+    known = [run for run in store.all_runs() if run.name == name and run.model.is_dir()]
+    if known:
+        variant = find_variant(known[0].variant)[0]
+        if variant.needs.labels != "utterances":
+            raise UsageError(f"labeller={name}: name a run of intent-classifier")
+        return known[0].model, ""
+    if training.labeller is not None:
+        store.find(training.labeller)  # says what there is
+    return None, (
+        "when it answers, what it is told has no labels: name a run of intent-classifier with "
+        "--set labeller=RUN"
+    )
 
 
 def _words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
@@ -276,6 +298,7 @@ def model_of(run: Run) -> runs.Model:
         vectors=vectors,
         lexicon=Lexicon.load(run.folder / runs.LEXICON) if reads else None,
         max_context=training.max_context,
+        labeller=runs.labeller_in(run.folder),
         seed=run.seed,
     )
     if run.init is not None:

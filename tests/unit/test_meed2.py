@@ -6,8 +6,10 @@ import torch
 
 from attune.models.base import PAIRED, Progress
 from attune.models.labels import LABELS
+from attune.platform import runs, store
 from attune.platform.corpora.prepare import read_samples
 from attune.platform.errors import DataError, UsageError
+from attune.platform.serving import Responder
 from attune.platform.text import subwords
 from attune.platform.text.subwords import Subwords
 from attune.platform.text.vocabulary import END, SPECIALS
@@ -126,3 +128,29 @@ def test_predictor_and_dialogue_learn_apart_or_together(build):
     assert "predictor" not in apart[1].players["model"]
     assert [stage.updates[0].weights for stage in together] == [{"nll": 1.0, "label": 1.0}]
     assert len(build("meed2-no-emotion").variant.stages()) == 1
+
+
+def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
+    build, prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    intents = build("intent-classifier")
+    for name, model in {"teller": intents, "other": build("mime")}.items():
+        run = store.Run(
+            name=name, folder=tmp_path / "runs" / name, variant=model.name, preset="tiny",
+            config={}, training={}, data={}, status="finished",
+        )  # fmt: skip
+        run.write()
+        runs.save(model, run.model)
+    with pytest.raises(UsageError, match="name a run of intent-classifier"):
+        start.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "other"})
+    told = start.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "teller"})
+    alone = start.new_run("meed2", data=str(prepared), preset="tiny", name="alone")
+    assert "labeller=RUN" in alone.notice
+    assert not told.notice
+    folder = tmp_path / "moved"
+    runs.save(start.model_of(told), folder)
+    [answer] = Responder(folder).respond([["I lost my keys .", "Oh no !", "Yes ."]])
+    labels = answer.explanation.word_labels
+    assert set(labels) <= set(LABELS)
+    assert len(set(labels[:3])) == 1  # one for each utterance
