@@ -115,6 +115,7 @@ def evaluate(
         **metrics.perplexity(scores["log_likelihood"], words + 1),
         "unknown_share": float(unknown / words.sum()),
         **_emotion_accuracy(scores.get("emotion"), emotions),
+        **_label_scores(scores.get("response_label"), columns.get("response_label")),
         "bleu": bleu,
         "distinct_1": metrics.distinct(answers, 1),
         "distinct_2": metrics.distinct(answers, 2),
@@ -142,6 +143,21 @@ def _emotion_accuracy(
         return dict.fromkeys(names.values())
     found = metrics.accuracy_at(log_probabilities[labelled], truth[labelled])
     return {name: found[k] for k, name in names.items()}
+
+
+def _label_scores(log_probabilities: metrics.Floats | None, truth: Any) -> dict[str, float | None]:
+    """Of the response's label, where a variant predicts it."""
+    if log_probabilities is None:
+        return {}
+    labelled = truth >= 0
+    if not labelled.any():
+        return {"response_label_accuracy": None}
+    found, true = log_probabilities[labelled], truth[labelled]
+    weighted = metrics.weighted_scores(found, true)
+    return {
+        "response_label_accuracy": metrics.accuracy_at(found, true)[1],
+        **{f"response_label_{name}": value for name, value in weighted.items()},
+    }
 
 
 def _names(log_probabilities: metrics.Floats | None, emotions: tuple[str, ...]) -> pl.Expr:

@@ -1,14 +1,17 @@
 """MEED2: subwords, labels that the decoder is told, and a label that a user asks for."""
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
 
 from attune.models.base import PAIRED, Progress
+from attune.models.decoding import Decoding
 from attune.models.labels import LABELS
 from attune.platform import runs, store
 from attune.platform.corpora.prepare import read_samples
 from attune.platform.errors import DataError, UsageError
+from attune.platform.evaluation.evaluate import evaluate, predictions
 from attune.platform.serving import Responder
 from attune.platform.text import subwords
 from attune.platform.text.subwords import Subwords
@@ -119,6 +122,18 @@ def test_explanations(build, batch, name):
         assert len(explanation.by_word["tells the label"]) == words[row]
         assert len(explanation.word_labels) == words[row]
         assert set(explanation.word_labels) <= {"", *LABELS}
+
+
+def test_the_predictor_is_measured(build, test_samples, test_columns, vocabulary):
+    variant = build("meed2").variant
+    few = {name: column[np.arange(40)] for name, column in test_columns.items()}
+    found = evaluate(
+        variant, test_samples.head(40), few, vocabulary, Decoding(max_tokens=2)
+    ).metrics
+    predicted = predictions(variant, few)["response_label"].argmax(axis=1)
+    right = (predicted == few["response_label"]).mean()
+    assert found["response_label_accuracy"] == pytest.approx(right)
+    assert found["response_label_weighted_recall"] == pytest.approx(right)  # as it always is
 
 
 def test_predictor_and_dialogue_learn_apart_or_together(build):
