@@ -1,6 +1,7 @@
 """From what a user asks for to a run's folder, and from the folder to what a worker trains."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -108,12 +109,12 @@ def new_run(
     vocabulary = (
         Vocabulary.load(first.model / runs.VOCABULARY)
         if first is not None
-        else Vocabulary.build(
-            pl.read_parquet(folder / TOKENS),
-            column=training.vocabulary,
-            min_count=training.min_count,
-            max_size=training.vocabulary_size,
-            always=EMOTIONS,
+        else _vocabulary(
+            folder,
+            manifest["hash"],
+            training.vocabulary,
+            training.min_count,
+            training.vocabulary_size,
         )
     )
     vocabulary.save(run.folder / runs.VOCABULARY)
@@ -121,6 +122,21 @@ def new_run(
         lexicon.save(run.folder / runs.LEXICON)
     run.write()
     return run
+
+
+@functools.lru_cache(4)
+def _vocabulary(
+    folder: Path, data_hash: str, column: str, min_count: int, max_size: int | None
+) -> Vocabulary:
+    """The words of data with this content; the runs of a sweep share it."""
+    assert data_hash, "what is kept is told apart by it"
+    return Vocabulary.build(
+        pl.read_parquet(folder / TOKENS),
+        column=column,
+        min_count=min_count,
+        max_size=max_size,
+        always=EMOTIONS,
+    )
 
 
 def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
