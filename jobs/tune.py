@@ -176,6 +176,9 @@ def run(
     - `attune tune --sweep dual-emp-threshold --set harvest=data/reddit --data data/ed`
     - `attune tune --name mine --resume`
     """
+    from attune.platform import cluster
+
+    cluster.use_token()  # before Ray is imported, which looks for it only then
     from attune.platform.tuning import driver
 
     typed = {
@@ -488,7 +491,7 @@ def report(
     screen = console(as_json)
     again = _again(found, top, options.seeds(seeds), screen) if seeds else []
     folder = out or found.folder / "report"
-    summary = reports.write(found, folder, pair, again)  # type: ignore[arg-type]
+    summary = reports.write(found, folder, pair, again)
     if found.run_id is not None:
         tracking.finish_group(found.run_id, found.status, {}, artifacts=folder)
     _show_trials(screen, found)

@@ -136,8 +136,8 @@ def finish_group(
             client = MlflowClient(tracking_uri=uri)
             for key, value in metrics.items():
                 client.log_metric(group, key, value)
-            for key, value in (tags or {}).items():
-                client.set_tag(group, key, value)
+            for key, text in (tags or {}).items():
+                client.set_tag(group, key, text)
             if artifacts is not None:
                 client.log_artifacts(group, str(artifacts))
             client.set_terminated(group, STATUS[status])

@@ -163,7 +163,8 @@ class Training:
         started, seconds = time.monotonic(), standing.seconds
         total_seconds = standing.total_seconds
         self.variant.train()
-        stopped, looked = False, {}
+        stopped = False
+        looked: dict[str, float] = {}
         while not standing.stage_over and not stopped:
             epoch_ended = self._round(stage, standing, steps, engines, batches)
             elapsed = time.monotonic() - started
@@ -302,10 +303,10 @@ class Training:
             if self.worker.first:
                 best = self._best_of(standing.stage)
                 _replace(best, lambda folder: runs.save(self.model, folder))
-        best = dataclasses.replace(
+        standing = dataclasses.replace(
             standing, best=value, best_step=standing.total, best_metrics=found, waited=0
         )
-        return best, found
+        return standing, found
 
     def _best_of(self, number: int) -> Path:
         """The last stage's best is the run's model."""

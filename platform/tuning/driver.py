@@ -41,7 +41,7 @@ from attune.platform.training.driver import sample_answers
 from attune.platform.training.loop import RESULT
 from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.spaces import Space
-from attune.platform.tuning.sweep import ENDED, METRICS, RUNS, SETTINGS, Ended, Sweep
+from attune.platform.tuning.sweep import ENDED, METRICS, REASON, RUNS, SETTINGS, Ended, Sweep
 from attune.platform.tuning.tracker import Tracker
 from attune.platform.tuning.trial import (
     LOOK,
@@ -56,6 +56,8 @@ from attune.platform.tuning.trial import (
 
 RETRIES = 2
 """How often a trial whose process died is taken up again."""
+NEVER: Any = np.inf
+"""The median rule would let trials take turns while there are few: each goes on instead."""
 KEEPING_STEP, MOST_LOOKS = 3, 10_000
 """ASHA lets a third of the trials go on after 1, 3, 9, ... looks."""
 SECONDS_TO_SEND = 60.0
@@ -64,6 +66,7 @@ KEPT_CHECKPOINTS = 4
 
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our metrics files have it all
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints to stdout however silent it is asked to be
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would kill what can end by itself
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
@@ -175,7 +178,7 @@ def _scheduler(sweep: Sweep) -> TrialScheduler:
             time_attr=LOOK, grace_period=1, max_t=MOST_LOOKS, reduction_factor=KEEPING_STEP
         )
     if sweep.scheduler == "median":
-        return _Median(time_attr=LOOK, grace_period=1, min_time_slice=np.inf)
+        return _Median(time_attr=LOOK, grace_period=1, min_time_slice=NEVER)
     if sweep.scheduler == "pbt":
         [space] = sweep.tried.values()
         ranges = {key: tried for key, tried in space.items() if isinstance(tried, Between)}
@@ -222,7 +225,7 @@ class _Asker(Searcher):
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune keeps a copy to restore from, which we never do
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+    def suggest(self, trial_id: str) -> Any:
         task = self.keeper.next()
         return self.FINISHED if task is None else {TASK: dataclasses.asdict(task)}
 
@@ -263,6 +266,8 @@ class _Keeper(Callback):
             known = each.user_attrs.get(ENDED)
             if known is None or (remembering and known in ("finished", "stopped early")):
                 self._enqueue(each.number)
+            for run in sweep.runs_of(each) if known else ():
+                tracker.end(run, f"{known}: {each.user_attrs[REASON]}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -237,7 +237,7 @@ def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None)
 
     for name, title, drawn in _drawings(sweep, pictures, surface):
         axes: Axes = np.ravel(drawn)[0]
-        figure = axes.get_figure()
+        figure = axes.get_figure(root=True)
         assert figure is not None
         figure.suptitle(title)
         figure.savefig(folder / f"{name}.png", dpi=120, bbox_inches="tight")

@@ -96,7 +96,7 @@ class Sweep:
         }
 
     @property
-    def directions(self) -> list[str]:
+    def directions(self) -> list[Literal["minimize", "maximize"]]:
         """Optuna's, one a metric."""
         return ["maximize" if more_is_better(name) else "minimize" for name in self.metrics]
 
@@ -185,9 +185,9 @@ class Sweep:
         values = [metrics.get(name, math.nan) for name in self.metrics]
         usable = all(math.isfinite(value) for value in values)
         if ended == "stopped early" and len(self.metrics) == 1:
-            for place, value in enumerate(looks):
-                if math.isfinite(value):
-                    trial.report(value, place)
+            for place, looked in enumerate(looks):
+                if math.isfinite(looked):
+                    trial.report(looked, place)
             self.study.tell(number, state=TrialState.PRUNED)
         elif ended in ("finished", "stopped early") and usable:
             self.study.tell(number, values)
@@ -242,7 +242,7 @@ class Sweep:
     def described(self) -> dict[str, Any]:
         """What `attune tune --json` says."""
         best = self.best()
-        found = {
+        found: dict[str, Any] = {
             "name": self.name,
             "best": None if best is None else self.described_trial(best),
             "trials": len(self.trials()),

@@ -16,6 +16,8 @@ from attune.platform.errors import UsageError
 from attune.platform.store import Run, Status
 
 SECONDS_TO_SEND = 10.0
+TOLD = "told"
+"""In the folder of a run whose end MLflow knows: a driver may die before it is said."""
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +79,7 @@ class Tracker:
         self._jobs.put(do)
 
     def end(self, run: Run, reason: str) -> None:
-        """Tell what came of a run, and why it ended."""
+        """Tell what came of a run, and why it ended, unless that is known."""
         self._jobs.put(lambda: self._end(run.folder, reason))
 
     def tag(self, run: Run, tags: Mapping[str, str]) -> None:
@@ -105,11 +107,10 @@ class Tracker:
     def _begin(self, folder: Path) -> None:
         known = store.read(folder).run_id is not None
         run = self._started(folder)
+        (folder / TOLD).unlink(missing_ok=True)
         if known:
             tracking.reopen(run)
-        sender = tracking.Sender(run)
-        sender.__enter__()
-        self._senders[run.name] = sender
+        self._senders[run.name] = tracking.Sender(run).__enter__()
 
     def _started(self, folder: Path) -> Run:
         run = store.read(folder)
@@ -119,12 +120,16 @@ class Tracker:
         return run
 
     def _end(self, folder: Path, reason: str) -> None:
+        if (folder / TOLD).exists():
+            return
         run = self._started(folder)
-        sender = self._senders.pop(run.name, None)
-        if sender is not None and (unsent := sender.close(SECONDS_TO_SEND)):
+        sender = self._senders.pop(run.name, None) or tracking.Sender(run).__enter__()
+        if unsent := sender.close(SECONDS_TO_SEND):
             log.warning("%d lines of run '%s' are not sent yet", unsent, run.name)
-        tracking.finish(run, files=False)
+        told = tracking.finish(run, files=False)
         tracking.tag(run, {"ended": reason})
+        if told and not unsent:
+            (folder / TOLD).touch()
 
     def _tag(self, folder: Path, tags: Mapping[str, str]) -> None:
         tracking.tag(self._started(folder), tags)
