@@ -143,12 +143,9 @@ def annotate(
     shards = out.resolve().parent / f".{out.name}.marks-{key}"
     shards.mkdir(parents=True, exist_ok=True)
     files = _marked(run, data, samples, shards, progress)
-    made = target.beside()
-    try:
+    with target.beside() as made:
         manifest = _write(data, made, manifest, samples, files, maker)
         target.publish(made, manifest)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     shutil.rmtree(shards)
     return manifest
 

@@ -146,19 +146,18 @@ def harvest(
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
     work = out.resolve().parent / f".{out.name}.harvest-{key}"
     work.mkdir(parents=True, exist_ok=True)
-    made = target.beside()
     try:
-        folders = [_prepared(source, work / f"source-{n}") for n, source in enumerate(sources)]
-        shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in KINDS}
-        total(sum(shard.rows for of_kind in shards.values() for shard in of_kind))
-        cluster.make_files(label, [one for of_kind in shards.values() for one in of_kind], progress)
-        manifest = _write(made, folders, shards, maker)
-        target.publish(made, manifest)
+        with target.beside() as made:
+            folders = [_prepared(source, work / f"source-{n}") for n, source in enumerate(sources)]
+            shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in KINDS}
+            both = [shard for of_kind in shards.values() for shard in of_kind]
+            total(sum(shard.rows for shard in both))
+            cluster.make_files(label, both, progress)
+            manifest = _write(made, folders, shards, maker)
+            target.publish(made, manifest)
     except (DataError, UsageError):
         shutil.rmtree(work)  # what is wrong would be so again: there is nothing to go on with
         raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     shutil.rmtree(work)
     return manifest
 

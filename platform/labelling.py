@@ -132,12 +132,9 @@ def annotate(
     work.mkdir(parents=True, exist_ok=True)
     shards = [shard for split in SPLITS for shard in _shards(run, data, split, maker, work)]
     cluster.make_files(label, shards, progress)
-    made = target.beside()
-    try:
+    with target.beside() as made:
         manifest = _write(data, made, manifest, shards, maker)
         target.publish(made, manifest)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     shutil.rmtree(work)
     return manifest
 

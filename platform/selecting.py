@@ -93,12 +93,9 @@ def select(
     if (there := made_before(out, NAME, maker)) is not None:
         return there, chosen
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
-    made = target.beside()
-    try:
+    with target.beside() as made:
         written = _write(data, made, manifest, chosen, maker, progress)
         target.publish(made, written)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return written, chosen
 
 

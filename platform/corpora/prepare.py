@@ -15,11 +15,12 @@ not at all; and the same input gives the same bytes, wherever and whenever it is
 
 import hashlib
 import json
+import secrets
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -81,15 +82,9 @@ def prepare(
     files = Source(source, form)
     target = Target(out, overwrite)
     target.check(files)
-    try:
-        made = target.beside()
-    except OSError as error:
-        raise UsageError(f"--out '{out}' cannot be made: {error.strerror}") from error
-    try:
+    with target.beside() as made:
         manifest = _Preparation(files, made, strict, any_emotion).run(progress)
         target.publish(made, manifest)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return manifest
 
 
@@ -388,16 +383,29 @@ class Target:
         elif (there["format"], there["files"]) != (source.format, source.sizes):
             self._refuse()
 
-    def beside(self) -> Path:
-        """A new folder to work in, on the same disk."""
+    @contextmanager
+    def beside(self) -> Iterator[Path]:
+        """A new folder to work in, on the same disk; it is gone afterwards, if not published.
+
+        It has its name before it is made, so that no signal can come between the two.
+        """
         place = self.out.parent
         while not place.exists():
             place = place.parent
-        return Path(tempfile.mkdtemp(prefix=f".{self.out.name}-", dir=place))
+        made = place / f".{self.out.name}-{secrets.token_hex(4)}"
+        try:
+            try:
+                made.mkdir()
+            except OSError as error:
+                raise UsageError(
+                    f"--out '{self.named}' cannot be made: {error.strerror}"
+                ) from error
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
 
     def publish(self, made: Path, manifest: dict[str, Any]) -> None:
         """Put the finished folder in its place."""
-        made.chmod(0o755)  # mkdtemp makes folders that only their owner may read
         if not (self.out / MANIFEST).is_file():
             self.out.parent.mkdir(parents=True, exist_ok=True)
             made.rename(self.out)

@@ -270,12 +270,9 @@ def curate(
     started = time.monotonic()
     cluster.make_files(curate_part, parts, progress, at_once=workers)
     speed = _speed(left, time.monotonic() - started)
-    new = target.beside()
-    try:
+    with target.beside() as new:
         manifest = _write([Path(part.file) for part in parts], new, maker)
         target.publish(new, manifest)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(work)
     return manifest, speed
 
