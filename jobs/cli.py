@@ -24,6 +24,7 @@ from attune.jobs import (
     show,
     submit,
     train,
+    tune,
     ui,
     variants,
 )
@@ -47,6 +48,8 @@ app.add_typer(data.app, name="data")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
 app.command()(train.train)
+app.add_typer(tune.app, name="tune")
+app.command(name="tune-decoding")(tune.decoding)
 app.command()(submit.submit)
 app.command()(variants.variants)
 app.command()(runs.runs)

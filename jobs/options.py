@@ -67,6 +67,17 @@ def changes(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str
     return found
 
 
+def seeds(text: str) -> list[int]:
+    """What follows `--seeds`."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {text}: write them as 1,2,3") from None
+    if len(set(numbers)) != len(numbers) or min(numbers) < 0:
+        raise UsageError(f"--seeds {text}: different numbers from 0 on are expected")
+    return numbers
+
+
 def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     """How answers are to be made, checked."""
     from attune.models.decoding import Decoding

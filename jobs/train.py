@@ -91,7 +91,7 @@ def train(
     if seeds is None:
         found = _trained([_run(variant, name, seed, asked, resume)], screen)
     else:
-        found = _of_seeds(variant, name, _seeds(seeds), asked, resume, screen)
+        found = _of_seeds(variant, name, options.seeds(seeds), asked, resume, screen)
     results = [_result(run) for run in found]
     _show(screen, results)
     for run in found:
@@ -101,16 +101,6 @@ def train(
         print_json(results[0] if seeds is None else _together(results))
     if any(run.status == "stopped" for run in found):
         raise typer.Exit(130)
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--seeds {text}: write them as 1,2,3") from None
-    if len(set(numbers)) != len(numbers) or min(numbers) < 0:
-        raise UsageError(f"--seeds {text}: different numbers from 0 on are expected")
-    return numbers
 
 
 def _run(
@@ -140,18 +130,19 @@ def _of_seeds(
     found = [_seed_run(variant, name, number, asked, resume) for number in seeds]
     parent = next((run.parent for run in found if run.parent), None)
     if parent is None:
-        parent = tracking.start_seeds(f"{name or variant}-seeds", seeds, found[0])
+        numbers = ",".join(str(seed) for seed in seeds)
+        parent = tracking.start_group(f"{name or variant}-seeds", {"seeds": numbers}, found[0])
     left = [run.changed(parent=parent) for run in found if run.status != "finished"]
     try:
         trained = {run.name: run for run in _trained(left, screen)} if left else {}
     except BaseException:
-        tracking.finish_seeds(parent, "failed", {})
+        tracking.finish_group(parent, "failed", {})
         raise
     found = [trained.get(run.name, run) for run in found]
     together = _together([_result(run) for run in found])
     told = {f"{n}_{kind}": v for kind in ("mean", "std") for n, v in together[kind].items()}
     over = all(run.status == "finished" for run in found)
-    tracking.finish_seeds(parent, "finished" if over else "stopped", told)
+    tracking.finish_group(parent, "finished" if over else "stopped", told)
     return found
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,9 +12,6 @@ from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import table
 from attune.models import VARIANTS
 from attune.platform.docstrings import field_help
-
-if TYPE_CHECKING:
-    from attune.models.base import Between, Choice
 
 
 def variants(
@@ -70,20 +67,12 @@ def _all_described() -> list[dict[str, Any]]:
 def _search_spaces(own: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The variant's own groups behind those that all share."""
     from attune.platform.training.settings import SEARCH_SPACES
+    from attune.platform.tuning.spaces import to_json
 
     return {
-        group: {key: _space(space) for key, space in settings.items()}
+        group: {key: to_json(space) for key, space in settings.items()}
         for group, settings in {**SEARCH_SPACES, **own}.items()
     }
-
-
-def _space(space: "Choice | Between") -> dict[str, Any]:
-    from attune.models.base import Choice
-
-    if isinstance(space, Choice):
-        return {"type": "choice", "values": list(space.values)}
-    number = int if space.scale == "int" else float
-    return {"type": space.scale, "low": number(space.low), "high": number(space.high)}
 
 
 def _settings(name: str) -> list[dict[str, Any]]:

@@ -95,7 +95,8 @@ def store_uri() -> str:
 
 
 def start(run: Run, manifest: Mapping[str, Any]) -> Run:
-    """Tell MLflow of a new run and of all that it is made from; the run then knows its id."""
+    """Tell MLflow of a new run and of all that it is made from: the run with its id, not yet
+    written to its folder."""
     with _opened(run.variant) as (client, experiment):
         tags = {**_tags(run), MLFLOW_RUN_NOTE: _note(run)}
         if run.parent is not None:
@@ -108,29 +109,47 @@ def start(run: Run, manifest: Mapping[str, Any]) -> Run:
         client.log_inputs(run_id, datasets=list(_datasets(run, manifest)))
         client.log_dict(run_id, dict(manifest), "data_manifest.json")
         client.log_dict(run_id, _environment(), "environment.json")
-    return run.changed(run_id=run_id, tracking=_without_password(store_uri()))
+    return dataclasses.replace(run, run_id=run_id, tracking=_without_password(store_uri()))
 
 
-def start_seeds(name: str, seeds: Iterable[int], first: Run) -> str:
-    """Tell MLflow of a run whose parts are the runs of several seeds, of which one is given; its
+def start_group(name: str, params: Mapping[str, Any], first: Run, parent: str | None = None) -> str:
+    """Tell MLflow of a run whose parts are other runs (seeds, trials), of which one is given; its
     id, for them to be its parts by."""
+    tags = _tags(first)
+    if parent is not None:
+        tags[MLFLOW_PARENT_RUN_ID] = parent
     with _opened(first.variant) as (client, experiment):
-        made = client.create_run(experiment, tags=_tags(first), run_name=name)
-        client.log_param(made.info.run_id, "seeds", ",".join(str(seed) for seed in seeds))
+        made = client.create_run(experiment, tags=tags, run_name=name)
+        given = [Param(key, _text(value)[:LONGEST_VALUE]) for key, value in params.items()]
+        client.log_batch(made.info.run_id, params=given[:MOST_PARAMS])
     return str(made.info.run_id)
 
 
-def finish_seeds(parent: str, status: Status, metrics: Mapping[str, float]) -> None:
-    """Say what came of several seeds together."""
+def finish_group(
+    group: str, status: Status, metrics: Mapping[str, float],
+    tags: Mapping[str, str] | None = None, artifacts: Path | None = None,
+) -> None:  # fmt: skip
+    """Say what came of the parts together; a folder's files go with it."""
     uri = store_uri()
     try:
         with _understood(uri):
             client = MlflowClient(tracking_uri=uri)
             for key, value in metrics.items():
-                client.log_metric(parent, key, value)
-            client.set_terminated(parent, STATUS[status])
+                client.log_metric(group, key, value)
+            for key, text in (tags or {}).items():
+                client.set_tag(group, key, text)
+            if artifacts is not None:
+                client.log_artifacts(group, str(artifacts))
+            client.set_terminated(group, STATUS[status])
     except UsageError as error:
-        log.warning("%s; means and deviations are not told", error)
+        log.warning("%s; what came of all parts together is not told", error)
+
+
+def tag(run: Run, tags: Mapping[str, str]) -> None:
+    """Say something about a run."""
+    with _contact(run) as (client, run_id):
+        for key, value in tags.items():
+            client.set_tag(run_id, key, value)
 
 
 @contextlib.contextmanager
@@ -165,8 +184,9 @@ def reopen(run: Run) -> None:
         client.set_tag(run_id, MLFLOW_RUN_NOTE, _note(dataclasses.replace(run, status="running")))
 
 
-def finish(run: Run, answers: pl.DataFrame | None = None) -> bool:
-    """Say what came of a run: outcome, best metrics, sample answers, last checkpoint, the model.
+def finish(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True) -> bool:
+    """Say what came of a run: outcome, best metrics, and, if `files` are wanted, sample answers,
+    last checkpoint, the model.
 
     A store that is away does not spoil the run: it returns False, and `flush` says it later. It may
     be said again, too, by a run that was resumed.
@@ -175,14 +195,14 @@ def finish(run: Run, answers: pl.DataFrame | None = None) -> bool:
         _write_table(answers, run.folder / SAMPLES)
     try:
         with _contact(run) as (client, run_id):
-            _finish(client, run_id, run)
+            _finish(client, run_id, run, files)
     except UsageError as error:
         log.warning("%s; the end of run '%s' is not told yet", error, run.name)
         return False
     return True
 
 
-def _finish(client: MlflowClient, run_id: str, run: Run) -> None:
+def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
     with _quick():
         client.set_tag(run_id, MLFLOW_RUN_NOTE, _note(run))
     for path in (run.folder / RECORD, run.folder / runs.VOCABULARY, run.folder / SAMPLES):
@@ -192,11 +212,11 @@ def _finish(client: MlflowClient, run_id: str, run: Run) -> None:
         table = json.dumps([{"path": SAMPLES, "type": "table"}])
         client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, table)
     checkpoint = checkpoints.newest(run.checkpoints)
-    if checkpoint is not None and run.training["track_checkpoint"]:
+    if files and checkpoint is not None and run.training["track_checkpoint"]:
         client.log_artifacts(run_id, str(checkpoint), f"checkpoints/{checkpoint.name}")
     if run.result.get("best_step") is not None:
         client.set_tag(run_id, "best_step", run.result["best_step"])
-    model_id = _log_model(client, run_id, run) if run.model.is_dir() else None
+    model_id = _log_model(client, run_id, run) if files and run.model.is_dir() else None
     _log_best(client, run_id, run, model_id)
     client.set_terminated(run_id, STATUS[run.status])
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from attune.jobs.bench import generation, preparation, training
+from attune.jobs.bench import generation, preparation, training, tuning
 from attune.jobs.console import Json, console, print_json
 from attune.platform.corpora.sources import BUNDLED
 from attune.platform.errors import DataError, UsageError, unknown
@@ -18,6 +18,7 @@ PARTS = {
     "preparation": preparation,
     "training": training,
     "generation": generation,
+    "tuning": tuning,
 }
 
 
@@ -51,6 +52,7 @@ def main(
             "preparation": lambda: preparation.measure(source, data, place),
             "training": lambda: training.measure(data, place),
             "generation": lambda: generation.measure(data, place, run),
+            "tuning": lambda: tuning.measure(data, place),
         }
         for name in wanted:
             report[name] = measures[name]()

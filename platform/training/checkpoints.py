@@ -74,6 +74,31 @@ def write(
     barrier()
 
 
+def adopt(source: Path, folder: Path) -> Standing:
+    """Go on from another run's checkpoint instead of one's own. Which look was the best is
+    forgotten: the weights of that one are not in it."""
+    standing = dataclasses.replace(
+        standing_of(source), best=None, best_step=None, best_metrics={}, waited=0, stage_over=False
+    )
+    final = folder / f"{standing.total:08d}"
+    making = folder / f".{final.name}.new"
+    shutil.rmtree(making, ignore_errors=True)
+    shutil.copytree(source, making)
+    (making / STANDING).write_text(json.dumps(dataclasses.asdict(standing)), encoding="utf-8")
+    (making / SUMS).write_text(json.dumps(_sums(making), indent=1), encoding="utf-8")
+    for old in _all(folder):
+        shutil.rmtree(old)
+    making.replace(final)
+    return standing
+
+
+def is_same(one: Path, other: Path) -> bool:
+    """Whether two checkpoints hold the same, by their checksums."""
+    if not (one / SUMS).is_file() or not (other / SUMS).is_file():
+        return False
+    return (one / SUMS).read_text(encoding="utf-8") == (other / SUMS).read_text(encoding="utf-8")
+
+
 def newest(folder: Path) -> Path | None:
     """The last that was written, whether or not it is damaged since."""
     return next(reversed(_all(folder)), None)

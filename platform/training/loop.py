@@ -44,6 +44,9 @@ from attune.platform.training.schedules import rate
 from attune.platform.training.settings import TrainingConfig
 
 PLAN, RESULT = "plan.json", "result.json"
+Watch = Callable[[int, Mapping[str, float], bool], None]
+"""Called by the first worker with a step, what it logged there, and whether all is over after it;
+of a look at valid only when its checkpoint is written. It may raise to end the training."""
 VALID_TOKENS = 8192  # of a batch in evaluation
 CPU = torch.device("cpu")
 
@@ -92,8 +95,10 @@ class Training:
         data: Mapping[str, Columns],
         valid: Columns,
         worker: Worker = Worker(),  # noqa: B008
+        watch: Watch = lambda *_: None,
     ):
         self.run, self.model, self.valid, self.worker = run, model, valid, worker
+        self.watch = watch
         self.training = TrainingConfig(**run.training)
         self.variant = model.variant.to(worker.device)
         self.stages = self.variant.stages()
@@ -159,6 +164,7 @@ class Training:
         total_seconds = standing.total_seconds
         self.variant.train()
         stopped = False
+        looked: dict[str, float] = {}
         while not standing.stage_over and not stopped:
             epoch_ended = self._round(stage, standing, steps, engines, batches)
             elapsed = time.monotonic() - started
@@ -171,7 +177,7 @@ class Training:
             )
             over, stopped = self._limits(standing, steps)
             if over or self._due(self.training.evaluate_every, standing.total, epoch_ended):
-                standing = self._evaluated(stage, standing)
+                standing, looked = self._evaluated(stage, standing)
                 over = over or 0 < self.training.patience <= standing.waited
                 standing = dataclasses.replace(standing, stage_over=over)
                 due = True
@@ -180,6 +186,9 @@ class Training:
             if due or stopped:
                 self._checkpoint(standing, engines)
                 saved = standing.total
+            if looked and self.worker.first:
+                self.watch(standing.total, looked, self._last(standing))
+            looked = {}
         assert saved == standing.total
         for engine in engines.values():
             engine.close()
@@ -188,6 +197,9 @@ class Training:
         if standing.stage_over and standing.stage + 1 < len(self.stages):
             self._load_best(standing.stage)
         return standing
+
+    def _last(self, standing: Standing) -> bool:
+        return standing.stage_over and standing.stage + 1 == len(self.stages)
 
     def _round(
         self, stage: Stage, standing: Standing, steps: int, engines: Mapping[str, Engine],
@@ -276,8 +288,9 @@ class Training:
             found = dict(zip(("loss", *names), values.tolist(), strict=True))
             speed = {"samples_per_second": samples / seconds, "learning_rate": learning_rate}
             self.metrics.add(standing.total + 1, {**found, **speed, "stage": standing.stage})
+            self.watch(standing.total + 1, found, False)
 
-    def _evaluated(self, stage: Stage, standing: Standing) -> Standing:
+    def _evaluated(self, stage: Stage, standing: Standing) -> tuple[Standing, dict[str, float]]:
         """Look at valid, and keep the model if it is the stage's best so far."""
         found = evaluate(self.variant, stage, self.valid, self.worker)
         if self.worker.first:
@@ -285,14 +298,15 @@ class Training:
         value = found[stage.metric]
         value = -value if "accuracy" in stage.metric else value
         if standing.best is not None and not value < standing.best:
-            return dataclasses.replace(standing, waited=standing.waited + 1)
+            return dataclasses.replace(standing, waited=standing.waited + 1), found
         with gathered(self.variant, self.run.zero):
             if self.worker.first:
                 best = self._best_of(standing.stage)
                 _replace(best, lambda folder: runs.save(self.model, folder))
-        return dataclasses.replace(
+        standing = dataclasses.replace(
             standing, best=value, best_step=standing.total, best_metrics=found, waited=0
         )
+        return standing, found
 
     def _best_of(self, number: int) -> Path:
         """The last stage's best is the run's model."""

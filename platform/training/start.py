@@ -1,6 +1,7 @@
 """From what a user asks for to a run's folder, and from the folder to what a worker trains."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def new_run(
     if first is not None:
         vocabulary = subwords.load(first.model / runs.VOCABULARY)
     else:
-        vocabulary = _vocabulary(needs, training, folder)
+        vocabulary = _vocabulary(needs.tokenizer, training, folder, manifest["hash"])
     vocabulary.save(run.folder / runs.VOCABULARY)
     if lexicon is not None:
         lexicon.save(run.folder / runs.LEXICON)
@@ -122,22 +123,38 @@ def new_run(
     return run
 
 
-def _vocabulary(needs: Needs, training: TrainingConfig, folder: Path) -> Vocabulary:
+def _vocabulary(kind: str, training: TrainingConfig, folder: Path, data_hash: str) -> Vocabulary:
     """The words of a corpus, or their subwords, as a variant wants it."""
-    if needs.tokenizer == "words":
-        return Vocabulary.build(
-            pl.read_parquet(folder / TOKENS),
-            column=training.vocabulary,
-            min_count=training.min_count,
-            max_size=training.vocabulary_size,
-            always=EMOTIONS,
+    if kind == "words":
+        return _words_of(
+            folder, data_hash, training.vocabulary, training.min_count, training.vocabulary_size
         )
     if training.tokenizer is not None:
         return Subwords.read(Path(training.tokenizer))
+    return _subwords_of(folder, data_hash, training.vocabulary_size or subwords.SIZE)
+
+
+@functools.lru_cache(4)
+def _words_of(
+    folder: Path, data_hash: str, column: str, min_count: int, max_size: int | None
+) -> Vocabulary:
+    """The words of data with this content; the runs of a sweep share it."""
+    assert data_hash, "what is kept is told apart by it"
+    return Vocabulary.build(
+        pl.read_parquet(folder / TOKENS),
+        column=column,
+        min_count=min_count,
+        max_size=max_size,
+        always=EMOTIONS,
+    )
+
+
+@functools.lru_cache(4)
+def _subwords_of(folder: Path, data_hash: str, size: int) -> Subwords:
+    assert data_hash, "what is kept is told apart by it"
     samples = read_samples(folder, "train")
     texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
-    distinct = texts.drop_nulls().unique(maintain_order=True)
-    return Subwords.learn(distinct, training.vocabulary_size or subwords.SIZE)
+    return Subwords.learn(texts.drop_nulls().unique(maintain_order=True), size)
 
 
 def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -> None:

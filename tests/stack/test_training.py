@@ -1,5 +1,6 @@
 """The training loop on real DeepSpeed engines, in one process."""
 
+import contextlib
 import json
 import shutil
 
@@ -413,3 +414,29 @@ def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multit
     last = runs.load(run.model).variant.reasoner.state_dict()
     best = runs.load(run.folder / "best-reasoner").variant.reasoner.state_dict()
     assert all(torch.equal(last[name], best[name]) for name in last) == (not multitask)
+
+
+def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begin):
+    def watched(run, leave_at=0):
+        model = start.model_of(run)
+        data, valid = start.data_of(run, model)
+        heard = []
+
+        def watch(step, metrics, over):
+            if "valid_loss" not in metrics:
+                return
+            assert checkpoints.newest(run.checkpoints).name == f"{step:08d}"
+            heard.append((step, over))
+            if step == leave_at:
+                raise SystemExit
+
+        with contextlib.suppress(SystemExit):
+            Training(run, model, data, valid, loop.Worker(), watch).go()
+        return heard
+
+    whole, left = begin("dummy", "whole", max_steps=12), begin("dummy", "left", max_steps=12)
+    assert watched(whole) == [(5, False), (10, False), (12, True)]
+    assert watched(left, leave_at=5) == [(5, False)]
+    assert not (left.folder / loop.RESULT).exists()
+    assert watched(left) == [(10, False), (12, True)]
+    assert logged(left) == logged(whole)

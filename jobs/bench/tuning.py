@@ -1,0 +1,68 @@
+"""Tuning: what a trial costs beside `attune train` of the same steps, one after the other."""
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from attune.platform.training.metrics_file import read_metrics
+
+VARIANT, PRESET, STEPS, TRIALS = "multi-trs", "small", 300, 4
+SETTINGS = ("--set", "evaluate_every=100", "--set", "patience=0", "--set", "log_every=1",
+            "--set", "track_checkpoint=false", "--max-steps", str(STEPS))  # fmt: skip
+WHOLE = 300.0
+"""Seconds of a trial that overhead is stated for."""
+
+
+def measure(data: Path, folder: Path) -> dict[str, Any]:
+    """Seconds of a bare run's steps and of each trial's, and what lies between two trials."""
+    home = folder / "tuning"
+    home.mkdir()
+    space = home / "same.yaml"
+    seeds = [0.1 + number / 1e6 for number in range(TRIALS)]  # the same but in name
+    space.write_text(json.dumps({"space": {"dropout": seeds}, "search": "grid"}), encoding="utf-8")
+    shared = (VARIANT, "--data", str(data), "--preset", PRESET, *SETTINGS)
+    _attune(home, "train", *shared, "--name", "bare")
+    tune = ("--sweep", str(space), "--scheduler", "none", "--concurrent", "1", "--name", "bench")
+    _attune(home, "tune", *shared, *tune)
+    times = [_times(home / "runs" / f"bench-{number:03d}") for number in range(TRIALS)]
+    bare = _times(home / "runs" / "bare")
+    between = [after[0] - before[-1] for before, after in itertools.pairwise(times)]
+    steps = statistics.median(each[-1] - each[0] for each in times)
+    start, slower = statistics.median(between), steps / (bare[-1] - bare[0])
+    return {
+        "bare_seconds": bare[-1] - bare[0],
+        "trial_seconds": steps,
+        "seconds_between_trials": between,
+        "overhead_of_five_minutes": slower * (1 + start / WHOLE) - 1,
+    }
+
+
+def show(screen: Console, found: dict[str, Any]) -> None:
+    """As people read it."""
+    between = ", ".join(f"{seconds:.1f}" for seconds in found["seconds_between_trials"])
+    screen.print(
+        f"\ntuning {VARIANT} at preset {PRESET}: {STEPS} steps take {found['bare_seconds']:.1f} s "
+        f"alone and {found['trial_seconds']:.1f} s as a trial; {between} s lie between two trials; "
+        f"overhead of a trial of five minutes: {found['overhead_of_five_minutes']:.1%}"
+    )
+
+
+def _attune(home: Path, *arguments: str) -> None:
+    environment = {**os.environ, "ATTUNE_HOME": str(home)}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    command = [sys.executable, "-m", "attune.jobs.cli", *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+
+
+def _times(run: Path) -> list[float]:
+    """When each step was logged, in seconds."""
+    return [line["time"] / 1000 for line in read_metrics(run / "metrics.jsonl")]

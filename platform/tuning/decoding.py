@@ -1,0 +1,107 @@
+"""Sweeps over how a trained run decodes: one checkpoint answers again and again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attune.models.base import DialogueVariant
+from attune.models.decoding import Decoding
+from attune.platform import cluster, runs, store
+from attune.platform.corpora.prepare import read_samples
+from attune.platform.errors import UsageError
+from attune.platform.evaluation.evaluate import evaluate
+from attune.platform.settings import find_variant, with_changes
+from attune.platform.store import Run
+from attune.platform.tuning.sweep import ENDED, Sweep
+
+Show = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Some contexts to be answered in one way."""
+
+    number: int
+    model: str
+    data: str
+    split: str
+    contexts: int | None
+    settings: dict[str, Any]
+
+
+def measured(trial: Trial) -> tuple[int, dict[str, float]]:
+    """What is measured of the answers."""
+    model = runs.load_once(Path(trial.model))
+    assert isinstance(model.variant, DialogueVariant)
+    samples = read_samples(Path(trial.data), trial.split)
+    if trial.contexts is not None:
+        samples = samples.sample(min(trial.contexts, samples.height), seed=0)
+    decoding = with_changes(Decoding(), trial.settings)
+    found = evaluate(
+        model.variant, samples, model.columns(samples), model.vocabulary, decoding
+    ).metrics
+    return trial.number, {name: float(v) for name, v in found.items() if v is not None}
+
+
+def check(run: Run) -> None:
+    """Only who answers has something to be decoded."""
+    if not issubclass(find_variant(run.variant)[0], DialogueVariant):
+        raise UsageError(f"run '{run.name}' is a {run.variant}, which does not answer")
+
+
+def run(sweep: Sweep, show: Show) -> Sweep:
+    """Answer and measure until all was tried; what was measured before is kept."""
+    with sweep.alone():
+        return _run(sweep.changed(status="running"), show)
+
+
+def _run(sweep: Sweep, show: Show) -> Sweep:
+    of = store.find(sweep.asked["run"])
+    sweep.fill_grid()
+    told = {trial.number for trial in sweep.trials() if ENDED in trial.user_attrs}
+    left = [trial.number for trial in sweep.trials() if trial.number not in told]
+    cluster.connect()
+    import ray
+
+    # A guided search learns after each round; the others' rounds are everything.
+    cores = int(ray.cluster_resources().get("CPU", 1))
+    most = cores if sweep.search == "optuna" else sweep.samples
+    try:
+        while batch := _next(sweep, left, most):
+            tasks = [_trial(sweep, of, number) for number in batch]
+            for number, metrics in cluster.run_tasks(measured, tasks):
+                sweep.tell(number, "finished", "", metrics)
+                told.add(number)
+                show(_line(sweep, number, metrics), len(told))
+    except (KeyboardInterrupt, SystemExit):
+        return sweep.changed(status="stopped")
+    return sweep.changed(status="finished")
+
+
+def _next(sweep: Sweep, left: list[int], most: int) -> list[int]:
+    found = [left.pop(0) for _ in range(min(most, len(left)))]
+    while len(found) < most and (asked := sweep.ask()) is not None:
+        found.append(asked[0])
+    return found
+
+
+def _trial(sweep: Sweep, of: Run, number: int) -> Trial:
+    kept = sweep.frozen(number).user_attrs
+    return Trial(
+        number=number,
+        model=str(of.model),
+        data=sweep.asked["data"],
+        split=sweep.asked["split"],
+        contexts=sweep.asked["contexts"],
+        settings={**sweep.asked["changes"], **kept["settings"], "method": kept["variant"]},
+    )
+
+
+def _line(sweep: Sweep, number: int, metrics: dict[str, float]) -> str:
+    kept = sweep.frozen(number).user_attrs
+    shown = " ".join(f"{name} {metrics[name]:.4g}" for name in sweep.metrics if name in metrics)
+    settings = " ".join(
+        f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in kept["settings"].items()
+    )
+    return f"trial {number}: {shown}  {kept['variant']} {settings}"

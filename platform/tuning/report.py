@@ -1,0 +1,301 @@
+"""What a sweep has shown: a table of its trials, what mattered, and pictures that open offline."""
+
+import functools
+import json
+import math
+import os
+import shutil
+import statistics
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from attune.platform.errors import UsageError, unknown
+from attune.platform.store import Run
+from attune.platform.tuning.sweep import (
+    CHOSEN,
+    ENDED,
+    METRICS,
+    REASON,
+    RUNS,
+    SETTINGS,
+    Sweep,
+    more_is_better,
+    value_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+TABLE, PAGE, SUMMARY = "trials.csv", "report.html", "summary.json"
+SURE = 0.95
+"""Of an interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """A configuration over several seeds."""
+
+    trial: int
+    config: dict[str, Any]
+    runs: list[str]
+    mean: float
+    std: float
+    low: float
+    high: float
+
+
+def table(sweep: Sweep) -> pl.DataFrame:
+    """A row for each trial, the best first, those that did not finish last."""
+    rows = [_row(sweep, trial) for trial in sweep.trials()]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    frame = pl.DataFrame([{name: row.get(name) for name in names} for row in rows], strict=False)
+    if frame.is_empty():
+        return frame
+    first = sweep.metrics[0]
+    frame = frame.with_columns(_late=pl.col("ended") != "finished")
+    by = ["_late", *([first] if first in frame.columns else []), "trial"]
+    down = [name == first and more_is_better(first) for name in by]
+    return frame.sort(by, descending=down, nulls_last=True).drop("_late")
+
+
+def _row(sweep: Sweep, trial: "FrozenTrial") -> dict[str, Any]:
+    kept = trial.user_attrs
+    runs = sweep.runs_of(trial)
+    return {
+        "trial": trial.number,
+        "variant" if sweep.kind == "training" else "decode": kept[CHOSEN],
+        **kept[SETTINGS],
+        **{name: value_of(kept.get(METRICS, {}), name) for name in _columns(sweep, kept)},
+        "steps": sum(run.result.get("steps", 0) for run in runs) if runs else None,
+        "ended": kept.get(ENDED, "interrupted"),
+        "reason": kept.get(REASON, ""),
+        "runs": " ".join(kept.get(RUNS, ())),
+    }
+
+
+def _columns(sweep: Sweep, kept: Mapping[str, Any]) -> list[str]:
+    """The metrics that decide come first."""
+    others = sorted(set(kept.get(METRICS, {})) - set(sweep.metrics))
+    return [*sweep.metrics, *others]
+
+
+def importances(sweep: Sweep) -> dict[str, float]:
+    """How much of the metric's variance each setting accounts for (fANOVA), the greatest first;
+    empty where too few trials have finished to say."""
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = optuna.importance.get_param_importances(
+                sweep.study,
+                evaluator=optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed),
+                target=_target(0),
+            )
+        except (ValueError, RuntimeError):
+            return {}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _target(place: int) -> "Callable[[FrozenTrial], float]":
+    return lambda trial: float(trial.values[place])
+
+
+def saved(sweep: Sweep) -> dict[str, float] | None:
+    """How many steps stopping early has saved, had every trial gone on as long as those that
+    finished did; None where there is nothing to compare."""
+    steps: dict[str, list[int]] = {"finished": [], "stopped early": []}
+    for trial in sweep.trials():
+        ended = trial.user_attrs.get(ENDED)
+        if ended in steps:
+            steps[ended] += [run.result.get("steps", 0) for run in sweep.runs_of(trial)]
+    if not steps["finished"] or not steps["stopped early"]:
+        return None
+    whole = statistics.fmean(steps["finished"])
+    done = sum(map(sum, steps.values()))
+    full = whole * sum(map(len, steps.values()))
+    return {"steps": done, "steps_of_full_runs": full, "times_fewer": full / done}
+
+
+def repeated(trial: int, config: dict[str, Any], runs: Sequence[Run], metric: str) -> Repeated:
+    """Mean, deviation and the interval that holds the mean in 95 of 100 cases (Student's t)."""
+    from scipy import stats
+
+    values = [value_of(run.result.get("metrics", {}), metric) for run in runs]
+    mean, count = statistics.fmean(values), len(values)
+    std = statistics.stdev(values) if count > 1 else math.nan
+    reach = (
+        stats.t.ppf((1 + SURE) / 2, count - 1) * std / math.sqrt(count) if count > 1 else math.nan
+    )
+    return Repeated(
+        trial=trial, config=config, runs=[run.name for run in runs], mean=mean, std=std,
+        low=mean - reach, high=mean + reach,
+    )  # fmt: skip
+
+
+def write(
+    sweep: Sweep, folder: Path, surface: tuple[str, str] | None = None,
+    again: Sequence[Repeated] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Write table, summary and pictures into a folder, which appears whole; returns the summary."""
+    _check_surface(sweep, surface)
+    making = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    frame = table(sweep)
+    frame.write_csv(making / TABLE)
+    summary = {
+        **sweep.described(),
+        "importances": importances(sweep),
+        "saved": saved(sweep),
+        "repeated": [vars(each) for each in again],
+    }
+    (making / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna's, that its pictures are experimental
+        _write_pictures(sweep, making, surface)
+        _write_page(sweep, making / PAGE, frame, summary, surface)
+    shutil.rmtree(folder, ignore_errors=True)
+    making.replace(folder)
+    return summary
+
+
+def _check_surface(sweep: Sweep, surface: tuple[str, str] | None) -> None:
+    known = {name for trial in sweep.trials() for name in trial.params}
+    for name in surface or ():
+        if name not in known:
+            raise UsageError(f"--surface: {unknown('setting', name, known)}")
+
+
+def _drawings(
+    sweep: Sweep, pictures: Any, surface: tuple[str, str] | None
+) -> Iterator[tuple[str, str, Any]]:
+    """Name, title and picture, of either of Optuna's two kinds. Those that there is not enough for
+    are left out."""
+    import optuna
+
+    done = [t for t in sweep.study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
+    if not done:
+        return
+    study = _of(sweep, done)
+    names = sorted({name for trial in done for name in trial.params})
+    varied = [name for name in names if len({trial.params.get(name) for trial in done}) > 1]
+    labels = [metric.removeprefix("valid_").replace("_", " ") for metric in sweep.metrics]
+    for place, label in enumerate(labels):
+        draw = functools.partial(_draw, study, target=_target(place), target_name=label)
+        ending = "" if place == 0 else f"-{place + 1}"
+        if varied:
+            drawn = draw(pictures.plot_slice, params=varied)
+            yield f"slices{ending}", f"{label} against each setting", drawn
+        if len(varied) > 1:
+            drawn = draw(pictures.plot_parallel_coordinate, params=varied)
+            yield f"parallel{ending}", f"all settings together, and {label}", drawn
+        yield (
+            f"history{ending}",
+            f"{label}, trial by trial",
+            draw(pictures.plot_optimization_history),
+        )
+        if surface:
+            drawn = draw(pictures.plot_contour, params=list(surface))
+            yield f"surface{ending}", f"{label} over {' and '.join(surface)}", drawn
+        if importances(sweep):
+            evaluator = optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed)
+            drawn = draw(pictures.plot_param_importances, evaluator=evaluator)
+            yield f"importances{ending}", f"what {label} depends on", drawn
+    if len(sweep.metrics) == 2:
+        front = pictures.plot_pareto_front(study, target_names=labels)
+        yield "front", " against ".join(labels), front
+
+
+def _draw(study: "Study", picture: Callable[..., Any], **given: Any) -> Any:
+    return picture(study, **given)
+
+
+def _of(sweep: Sweep, trials: "Sequence[FrozenTrial]") -> "Study":
+    """A study of those trials alone: pictures warn of others, and leave them out."""
+    import optuna
+
+    study = optuna.create_study(directions=sweep.directions)
+    study.add_trials(trials)
+    return study
+
+
+def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from optuna.visualization import matplotlib as pictures
+
+    for name, title, drawn in _drawings(sweep, pictures, surface):
+        axes: Axes = np.ravel(drawn)[0]
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        figure.suptitle(title)
+        figure.savefig(folder / f"{name}.png", dpi=120, bbox_inches="tight")
+        plt.close("all")
+
+
+def _write_page(
+    sweep: Sweep, path: Path, frame: pl.DataFrame, summary: Mapping[str, Any],
+    surface: tuple[str, str] | None,
+) -> None:  # fmt: skip
+    """One page with everything in it, plotly's script too."""
+    from html import escape
+
+    from optuna import visualization
+    from plotly.io import to_html
+
+    parts = [f"<h1>{escape(sweep.name)}</h1>", f"<p><code>{escape(sweep.command)}</code></p>"]
+    if (less := summary["saved"]) is not None:
+        parts.append(f"<p>{escape(saving(less))}</p>")
+    for each in summary["repeated"]:
+        parts.append(f"<p>{escape(in_words(each))}</p>")
+    script: bool = True
+    for _, title, figure in _drawings(sweep, visualization, surface):
+        figure.update_layout(title=title)
+        parts.append(to_html(figure, full_html=False, include_plotlyjs=script))
+        script = False
+    rows = ("".join(f"<td>{escape(_cell(value))}</td>" for value in row) for row in frame.rows())
+    head = "".join(f"<th>{escape(name)}</th>" for name in frame.columns)
+    parts.append(f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>")
+    style = (
+        "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse}"
+        "td,th{padding:2px 10px;text-align:left;border-bottom:1px solid #ddd}"
+    )
+    page = (
+        f'<!doctype html><meta charset="utf-8"><title>{escape(sweep.name)}</title>'
+        f"<style>{style}</style>{''.join(parts)}"
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def saving(less: Mapping[str, float]) -> str:
+    """What stopping early has saved, in words."""
+    return (
+        f"{less['steps']:,.0f} steps instead of the {less['steps_of_full_runs']:,.0f} of full "
+        f"runs: {less['times_fewer']:.1f} times fewer"
+    )
+
+
+def in_words(each: Mapping[str, Any]) -> str:
+    """A configuration over several seeds."""
+    return (
+        f"trial {each['trial']} with {len(each['runs'])} seeds: {each['mean']:.4g} "
+        f"± {each['std']:.3g} (the mean is within {each['low']:.4g} and {each['high']:.4g} with "
+        f"{SURE:.0%})"
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,326 @@
+"""Sweeps as folders under `ATTUNE_HOME/sweeps`: what is tried, and what came of each trial.
+
+sweep.json      what was asked for, and how it stands (`Sweep`)
+study.log       Optuna's journal: each trial's settings, values, and how it ended
+stop            whoever makes this file asks the sweep to stop, so that it can go on later
+report/         tables and pictures, by `attune tune report`
+ray/            Ray Tune's own files, of no use afterwards
+
+A trial is an ordinary run (`store.py`), or one for each seed, named after the sweep.
+"""
+
+import dataclasses
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from attune.models.base import DialogueVariant
+from attune.platform import store
+from attune.platform.errors import DataError, UsageError, unknown
+from attune.platform.home import home
+from attune.platform.settings import find_variant
+from attune.platform.store import Run, Status
+from attune.platform.tuning import spaces
+from attune.platform.tuning.spaces import Space
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+RECORD, STUDY, STOP = "sweep.json", "study.log", "stop"
+Ended = Literal["finished", "stopped early", "diverged", "failed"]
+"""How a trial ended; one without was interrupted, and goes on with the sweep."""
+AT_THE_END = ("bleu", "distinct_1", "distinct_2", "different_answers", "perplexity_sample_mean")
+"""Metrics that need answers to all of valid, and so are there when a trial has finished."""
+SECONDS_OF_A_LOCK = 5
+MORE_IS_BETTER = ("accuracy", "bleu", "distinct", "different", "f1", "precision", "recall")
+RUNS, ENDED, REASON, SETTINGS, METRICS, CHOSEN = (
+    "runs", "ended", "reason", "settings", "metrics", "variant",
+)  # fmt: skip
+"""What is kept of a trial beside Optuna's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What a sweep's folder says of it."""
+
+    name: str
+    folder: Path
+    kind: Literal["training", "decoding"] = "training"
+    spaces: dict[str, dict[str, Any]]
+    """By variant (by way of decoding), each setting's space as `attune variants --json` has it."""
+    metrics: tuple[str, ...]
+    """The first decides where there are several."""
+    search: str = "optuna"
+    scheduler: str = "asha"
+    samples: int = 16
+    repeat: int = 1
+    """Seeds for each trial."""
+    concurrent: int | None = None
+    workers: int = 1
+    budget: float | None = None
+    """Seconds for all of it."""
+    seed: int = 0
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What every run is begun with: data, preset, changes, init, zero, limits; or what is decoded
+    with: run, data, split."""
+    command: str = ""
+    commit: str = ""
+    created: str = ""
+    run_id: str | None = None
+    """MLflow's, of the run that all trials are parts of."""
+    status: Status = "running"
+    spent: float = 0.0
+    """Seconds so far."""
+
+    @property
+    def stop_file(self) -> Path:
+        """Asks for a stop."""
+        return self.folder / STOP
+
+    @property
+    def tried(self) -> dict[str, Space]:
+        """By variant, what may be tried."""
+        return {
+            name: {key: spaces.from_json(content) for key, content in space.items()}
+            for name, space in self.spaces.items()
+        }
+
+    @property
+    def directions(self) -> list[Literal["minimize", "maximize"]]:
+        """Optuna's, one a metric."""
+        return ["maximize" if more_is_better(name) else "minimize" for name in self.metrics]
+
+    @cached_property
+    def study(self) -> "Study":
+        """Optuna's record of the trials, on the disk after each call."""
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        path = self.folder / STUDY
+        # A lock that a killed driver has left is waited for no longer than this.
+        lock = JournalFileSymlinkLock(str(path), grace_period=SECONDS_OF_A_LOCK)
+        begun = path.is_file() and path.stat().st_size > 0
+        storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        if begun:  # only read: it may be another process's
+            return optuna.load_study(storage=storage, study_name=self.name)
+        return optuna.create_study(
+            storage=storage, study_name=self.name, directions=self.directions
+        )
+
+    def changed(self, **changes: Any) -> "Sweep":
+        """The sweep with some fields changed, written to its folder."""
+        sweep = dataclasses.replace(self, **changes)
+        if "study" in vars(self):  # opened already
+            vars(sweep)["study"] = self.study
+        sweep.write()
+        return sweep
+
+    def write(self) -> None:
+        """Write sweep.json, whole or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        names = [each.name for each in dataclasses.fields(self) if each.name != "folder"]
+        content = {name: getattr(self, name) for name in names}
+        new = self.folder / f".{RECORD}.{os.getpid()}"
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        new.replace(self.folder / RECORD)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else may run the same sweep at the same time; the lock goes with the process."""
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(f"sweep '{self.name}' is being run by another process") from None
+            yield
+
+    def ask(self) -> "tuple[int, str, dict[str, Any]] | None":
+        """The next trial: its number, variant and settings; None where all have been asked for."""
+        trials = self.study.get_trials(deepcopy=False)
+        waiting = any(trial.state.name == "WAITING" for trial in trials)
+        if not waiting and (self.search == "grid" or len(trials) >= self.samples):
+            return None
+        # Seeded by the trial's number: a sweep that goes on draws what it would have drawn.
+        self.study.sampler = self._sampler(sum(t.state.name != "WAITING" for t in trials))
+        trial = self.study.ask()
+        chosen, settings = spaces.suggest(trial, self.tried)
+        trial.set_user_attr(CHOSEN, chosen)
+        trial.set_user_attr(SETTINGS, settings)
+        return trial.number, chosen, settings
+
+    def _sampler(self, number: int) -> Any:
+        from optuna.samplers import RandomSampler, TPESampler
+
+        words = np.random.SeedSequence([self.seed, number]).generate_state(1)
+        return (TPESampler if self.search == "optuna" else RandomSampler)(seed=int(words[0]))
+
+    def fill_grid(self) -> None:
+        """Have the search ask for every combination, once."""
+        if self.search == "grid" and not self.study.get_trials(deepcopy=False):
+            for parameters in spaces.grid(self.tried):
+                self.study.enqueue_trial(parameters)
+
+    def tell(
+        self, number: int, ended: Ended, reason: str, metrics: Mapping[str, float],
+        looks: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        """Keep what came of a trial; `looks` are its first metric's values on the way."""
+        from optuna.trial import Trial, TrialState
+
+        trial = Trial(self.study, self.frozen(number)._trial_id)
+        for key, value in ((METRICS, dict(metrics)), (ENDED, ended), (REASON, reason)):
+            trial.set_user_attr(key, value)
+        values = [metrics.get(name, math.nan) for name in self.metrics]
+        usable = all(math.isfinite(value) for value in values)
+        if ended == "stopped early" and len(self.metrics) == 1:
+            for place, looked in enumerate(looks):
+                if math.isfinite(looked):
+                    trial.report(looked, place)
+            self.study.tell(number, state=TrialState.PRUNED)
+        elif ended in ("finished", "stopped early") and usable:
+            self.study.tell(number, values)
+        else:
+            self.study.tell(number, state=TrialState.FAIL)
+
+    def note(self, number: int, **kept: Any) -> None:
+        """Keep something of a trial that is under way."""
+        from optuna.trial import Trial
+
+        trial = Trial(self.study, self.frozen(number)._trial_id)
+        for key, value in kept.items():
+            trial.set_user_attr(key, value)
+
+    def frozen(self, number: int) -> "FrozenTrial":
+        """A trial by its number."""
+        return self.study.get_trials(deepcopy=False)[number]
+
+    def trials(self) -> "list[FrozenTrial]":
+        """All that were begun."""
+        found = self.study.get_trials(deepcopy=False)
+        return [trial for trial in found if SETTINGS in trial.user_attrs]
+
+    def runs_of(self, trial: "FrozenTrial") -> list[Run]:
+        """A trial's runs, one for each seed."""
+        names = trial.user_attrs.get(RUNS, ())
+        folders = [store.folder_of_runs() / name for name in names]
+        return [store.read(folder) for folder in folders if (folder / store.RECORD).is_file()]
+
+    def best(self) -> "FrozenTrial | None":
+        """The finished trial with the best value of the first metric; where none has finished, the
+        best so far."""
+        sign = -1 if more_is_better(self.metrics[0]) else 1
+
+        def worth(trial: "FrozenTrial") -> tuple[float, int]:
+            return sign * value_of(trial.user_attrs.get(METRICS, {}), self.metrics[0]), trial.number
+
+        able = [trial for trial in self.trials() if math.isfinite(worth(trial)[0])]
+        done = [trial for trial in able if trial.user_attrs.get(ENDED) == "finished"]
+        return min(done or able, key=worth, default=None)
+
+    def front(self) -> "list[FrozenTrial]":
+        """Where there are two metrics, the trials that no other is better than in both."""
+        if len(self.metrics) < 2:
+            return []
+        return sorted(self.study.best_trials, key=lambda trial: trial.values[0])
+
+    def count(self, *ended: Ended) -> int:
+        """How many trials ended in one of these ways."""
+        return sum(trial.user_attrs.get(ENDED) in ended for trial in self.trials())
+
+    def described(self) -> dict[str, Any]:
+        """What `attune tune --json` says."""
+        best = self.best()
+        found: dict[str, Any] = {
+            "name": self.name,
+            "best": None if best is None else self.described_trial(best),
+            "trials": len(self.trials()),
+            "stopped_early": self.count("stopped early"),
+            "failed": self.count("failed", "diverged"),
+        }
+        if len(self.metrics) > 1:
+            found["front"] = [self.described_trial(trial) for trial in self.front()]
+        return found
+
+    def described_trial(self, trial: "FrozenTrial") -> dict[str, Any]:
+        """A trial in the same words."""
+        runs = self.runs_of(trial)
+        kept = trial.user_attrs
+        chosen = "decode" if self.kind == "decoding" else "variant"
+        return {
+            "config": {chosen: kept[CHOSEN], **kept[SETTINGS]},
+            "metrics": kept.get(METRICS, {}),
+            "run_id": (runs[0].run_id if len(runs) == 1 else runs[0].parent) if runs else None,
+        }
+
+
+def value_of(metrics: Mapping[str, Any], name: str) -> float:
+    """A metric as a number, which it is not where it does not apply."""
+    value = metrics.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def more_is_better(metric: str) -> bool:
+    """Whether a metric is to be large."""
+    return any(part in metric for part in MORE_IS_BETTER)
+
+
+def metric_names(text: str | None, variants: Sequence[str]) -> tuple[str, ...]:
+    """`perplexity,distinct_2` as the names that looks at valid have."""
+    if text is None:
+        answering = all(issubclass(find_variant(name)[0], DialogueVariant) for name in variants)
+        text = "perplexity" if answering else "loss"
+    names = [part.strip().removeprefix("valid_") for part in text.split(",")]
+    if not all(names) or len(set(names)) != len(names) or len(names) > 2:
+        raise UsageError(f"--metric {text}: one metric or two are expected, as in 'perplexity'")
+    return tuple(f"valid_{name}" for name in names)
+
+
+def folder_of_sweeps() -> Path:
+    """Where sweeps are kept."""
+    return home() / "sweeps"
+
+
+def read(folder: Path) -> Sweep:
+    """The sweep in a folder."""
+    path = folder / RECORD
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Sweep(**{**content, "folder": folder, "metrics": tuple(content["metrics"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+
+
+def all_sweeps() -> Iterator[Sweep]:
+    """Every sweep, oldest first."""
+    found = [read(path.parent) for path in folder_of_sweeps().glob(f"*/{RECORD}")]
+    yield from sorted(found, key=lambda sweep: (sweep.created, sweep.name))
+
+
+def find(name: str) -> Sweep:
+    """A sweep by its name."""
+    if (folder_of_sweeps() / name / RECORD).is_file() and "/" not in name:
+        return read(folder_of_sweeps() / name)
+    names = [sweep.name for sweep in all_sweeps()]
+    if not names:
+        raise UsageError(f"unknown sweep '{name}': there are none in {folder_of_sweeps()} yet")
+    raise UsageError(f"{unknown('sweep', name, names)} ('attune tune list' lists all)")
+
+
+def new_name(start: str) -> str:
+    """`<start>-<n>`, with the first n that is free."""
+    number = 1
+    while (folder_of_sweeps() / f"{start}-{number}").exists():
+        number += 1
+    return f"{start}-{number}"

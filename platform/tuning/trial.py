@@ -1,0 +1,244 @@
+"""What a trial's own process does: the training of `attune train`, telling Ray Tune of each look.
+
+With one worker it is trained here, in a process that trains one trial after another, so that only
+the first one pays for imports; it waits at each look for Tune to say whether to go on. With several
+workers Ray Train starts them, and their metrics file is followed.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attune.platform import cluster, store
+from attune.platform.errors import DataError, UsageError
+from attune.platform.store import Run
+from attune.platform.training import checkpoints
+from attune.platform.training.loop import RESULT, Worker
+from attune.platform.training.metrics_file import read_metrics
+from attune.platform.training.settings import configure
+from attune.platform.tuning.sweep import AT_THE_END
+
+TASK, PROBLEM = "task", "problem.txt"
+LOOK = "look"
+"""What schedulers count: looks at valid, which are epochs unless `evaluate_every` is set."""
+SECONDS_TO_LEAVE = "60"
+"""How long a stopped trial may take to leave its process to the next one."""
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What Tune hands to a trial; in a population, `settings` may be others than the run's own."""
+
+    number: int
+    folder: str
+    settings: dict[str, Any]
+    metrics: tuple[str, ...]
+    population: bool = False
+    over: bool = False
+    """It ended before the sweep was interrupted: there is only to tell of it again."""
+    cores: float = 1
+
+    def run(self) -> Run:
+        """The run, with these settings."""
+        return with_settings(store.read(Path(self.folder)), self.settings)
+
+
+class DivergedError(Exception):
+    """A loss is no number any more."""
+
+
+def with_settings(run: Run, settings: Mapping[str, Any]) -> Run:
+    """A run with other settings; text and shapes of its data stay what they were."""
+    now = {**run.config, **run.training, **settings}
+    config, training = configure(run.variant, run.preset, now)
+    return dataclasses.replace(
+        run, config=dataclasses.asdict(config), training=dataclasses.asdict(training)
+    )
+
+
+def trial(config: dict[str, Any]) -> None:
+    """Train a run to its end, unless Tune says that it is not worth it."""
+    # Tune's: a process whose last trial has not left in this time fails the next one.
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_LEAVE
+    task = Task(**config[TASK])
+    run = task.run()
+    try:
+        _trial(task, run)
+    except DivergedError:
+        pass  # the metrics file says so, and trying again would give the same
+    except (UsageError, DataError) as error:  # so would this
+        (run.folder / PROBLEM).write_text(str(error), encoding="utf-8")
+
+
+def _trial(task: Task, run: Run) -> None:
+    teller = _Teller(task, run)
+    if task.population:
+        _take_over(run)
+    else:
+        for step, metrics in looks(run):
+            teller(step, metrics, over=False)
+    if task.over or run.stop_file.exists():
+        return
+    if not (run.folder / RESULT).exists():
+        (_train_here if run.workers == 1 else _train_apart)(task, run, teller)
+    if (run.folder / RESULT).exists():
+        _measure_answers(run, task.metrics)
+
+
+def looks(run: Run) -> list[tuple[int, dict[str, float]]]:
+    """The looks that a run's last checkpoint knows of: what came after them is done again."""
+    newest = checkpoints.newest(run.checkpoints)
+    if newest is None:
+        return []
+    done = int(newest.name)
+    lines = [line for line in read_metrics(run.metrics_file) if line["step"] <= done]
+    return [(line["step"], line["metrics"]) for line in lines if is_look(line["metrics"])]
+
+
+def is_look(metrics: Mapping[str, float]) -> bool:
+    """Whether a logged line is one of valid."""
+    return any(name.startswith("valid_") for name in metrics)
+
+
+def diverged(run: Run) -> bool:
+    """Whether the last that a run has logged is no number."""
+    lines = read_metrics(run.metrics_file)
+    return bool(lines) and not _is_finite(lines[-1]["metrics"])
+
+
+def _is_finite(metrics: Mapping[str, float]) -> bool:
+    losses = (value for name, value in metrics.items() if name in ("loss", "valid_loss"))
+    return all(math.isfinite(value) for value in losses)
+
+
+class _Teller:
+    """Passes looks on to Tune, which raises SystemExit here to stop the trial."""
+
+    def __init__(self, task: Task, run: Run):
+        self.task, self.run = task, run
+
+    def __call__(self, step: int, metrics: Mapping[str, float], over: bool) -> None:
+        if not _is_finite(metrics):
+            raise DivergedError
+        if not is_look(metrics):
+            return
+        wanted = [
+            name for name in self.task.metrics if name.removeprefix("valid_") not in AT_THE_END
+        ]
+        if missing := [name for name in wanted if name not in metrics]:
+            known = ", ".join(sorted(n.removeprefix("valid_") for n in metrics))
+            raise UsageError(
+                f"--metric {missing[0].removeprefix('valid_')}: '{self.run.variant}' has {known}; "
+                f"and when it has finished {', '.join(AT_THE_END)}"
+            )
+        from ray import tune
+
+        count = sum(
+            is_look(line["metrics"]) and line["step"] <= step
+            for line in read_metrics(self.run.metrics_file)
+        )
+        told = {**metrics, "step": step, LOOK: count}
+        if not self.task.population:
+            tune.report(told)
+        elif not over:  # who is at the end takes nothing over
+            folder = self.run.checkpoints / f"{step:08d}"
+            tune.report(told, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+def _take_over(run: Run) -> None:
+    """Go on from the checkpoint that Tune hands over: another member's, with its settings
+    perturbed; where it is the run's own, nothing changes."""
+    from ray import tune
+
+    given = tune.get_checkpoint()
+    if given is None:
+        return
+    with given.as_directory() as folder:
+        own = checkpoints.newest(run.checkpoints)
+        if own is not None and checkpoints.is_same(own, Path(folder)):
+            return
+        (run.folder / RESULT).unlink(missing_ok=True)
+        standing = checkpoints.adopt(Path(folder), run.checkpoints)
+    with cluster.log_file(run).open("a", encoding="utf-8") as file:
+        file.write(f"taking over a better member's weights at step {standing.total:,}\n")
+
+
+def _train_here(task: Task, run: Run, teller: _Teller) -> None:
+    import ray
+    import torch
+
+    from attune.platform.training.worker import train
+
+    torch.set_num_threads(max(1, int(task.cores)))
+    use_gpu = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
+    train(run, Worker(device=torch.device("cuda" if use_gpu else "cpu")), teller)
+
+
+def _train_apart(task: Task, run: Run, teller: _Teller) -> None:
+    failures: list[BaseException] = []
+
+    def fit() -> None:
+        try:
+            cluster.fit(run, int(task.cores))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=fit, name=f"fit {run.name}", daemon=True)
+    thread.start()
+    try:
+        for step, metrics in _followed(run, thread):
+            teller(step, metrics, over=False)
+    except (SystemExit, DivergedError):  # workers end after this step
+        run.stop_file.touch()
+        thread.join()
+        raise
+    for failure in failures:
+        raise failure
+
+
+def _followed(run: Run, thread: threading.Thread) -> Iterator[tuple[int, dict[str, float]]]:
+    """The lines that come after the last checkpoint, as they come; each step's once, though workers
+    that died do it again."""
+    newest = checkpoints.newest(run.checkpoints)
+    done = 0 if newest is None else int(newest.name)
+    seen: set[tuple[int, bool]] = set()
+    alive = True
+    while alive:
+        thread.join(SECONDS_BETWEEN_LOOKS)
+        alive = thread.is_alive()
+        for line in read_metrics(run.metrics_file):
+            key = (line["step"], is_look(line["metrics"]))
+            if key not in seen and line["step"] > done:
+                seen.add(key)
+                yield line["step"], line["metrics"]
+
+
+def _measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
+    """Add to a finished run's result what only its answers to valid tell."""
+    path = run.folder / RESULT
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if all(name in result["metrics"] for name in metrics):
+        return
+    from attune.models.base import DialogueVariant
+    from attune.platform import runs
+    from attune.platform.corpora.prepare import read_samples
+    from attune.platform.evaluation.evaluate import evaluate
+
+    model = runs.load(run.model)
+    if not isinstance(model.variant, DialogueVariant):
+        raise UsageError(
+            f"'{run.variant}' does not answer: {', '.join(metrics)} cannot be measured"
+        )
+    samples = read_samples(Path(run.data["folder"]), "valid")
+    found = evaluate(model.variant, samples, model.columns(samples), model.vocabulary).metrics
+    result["metrics"] |= {f"valid_{name}": found[name] for name in AT_THE_END}
+    new = path.with_suffix(".answers")
+    new.write_text(json.dumps(result), encoding="utf-8")
+    new.replace(path)

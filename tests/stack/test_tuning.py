@@ -1,0 +1,165 @@
+"""`attune tune` on a real Ray cluster: early stopping, every kind of death, populations."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from mlflow import MlflowClient
+
+from attune.platform import store
+from attune.platform.training.metrics_file import read_metrics
+from attune.platform.tuning import sweep as sweeps
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+BIN = Path(sys.executable).parent
+STEPS, EVERY = 90, 10
+SETTINGS = ("--preset", "tiny", "--max-steps", str(STEPS), "--set", f"evaluate_every={EVERY}",
+            "--set", "patience=0")  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(prepared, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    (home / "data").mkdir()
+    (home / "data" / "bundled").symlink_to(prepared)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ATTUNE_HOME", str(home))
+        context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        patched.setenv("RAY_ADDRESS", context.address_info["address"])
+        yield
+        ray.shutdown()
+
+
+def attune(*arguments):
+    return subprocess.Popen(
+        [BIN / "attune", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished(process, code=0):
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == code, output + errors
+    return json.loads(output.splitlines()[-1]) if code == 0 else output + errors
+
+
+def wait_for(condition, process):
+    never = threading.Event()
+    while not condition():
+        assert process.poll() is None, "".join(process.communicate())
+        never.wait(0.05)
+
+
+def ended(name):
+    """The trials that a sweep's record says have ended."""
+    path = sweeps.folder_of_sweeps() / name / sweeps.STUDY
+    if not path.is_file() or not path.stat().st_size:
+        return {}
+    trials = sweeps.find(name).trials()
+    return {t.number: t.user_attrs["ended"] for t in trials if "ended" in t.user_attrs}
+
+
+def kill_trial():
+    home = os.environ["ATTUNE_HOME"]
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            working = any("ImplicitFunc" in part for part in process.info["cmdline"] or ())
+            if working and process.environ().get("ATTUNE_HOME") == home:
+                process.send_signal(signal.SIGKILL)
+                return
+    raise AssertionError("no trial found")
+
+
+def file(name, text):
+    path = Path(os.environ["ATTUNE_HOME"]) / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_sweep_stops_early_and_survives_its_trials_and_its_driver():
+    """Rates far apart: asha keeps the good ones."""
+    space = file("rates.yaml", "space: {learning_rate: [1.0e-2, 1.0e-3, 1.0e-5, 1.0e-6, 1.0e-7]}\n"
+                 "search: grid\n")  # fmt: skip
+    command = ("tune", "dummy", "--sweep", space, *SETTINGS, "--name", "rates", "--resume",
+               "--concurrent", "2", "--json")  # fmt: skip
+    process = attune(*command)
+    wait_for(lambda: any(store.folder_of_runs().glob("rates-000/checkpoints/[0-9]*")), process)
+    kill_trial()  # Tune starts it again
+    wait_for(lambda: len(ended("rates")) >= 2, process)
+    process.kill()
+    process.communicate()
+    before = ended("rates")
+    kept = {n: store.find(f"rates-{n:03d}").metrics_file.read_bytes() for n in before}
+
+    result = finished(attune(*command))
+    assert set(result) == {"name", "best", "trials", "stopped_early", "failed"}
+    assert result["trials"] == 5
+    assert result["failed"] == 0
+    assert result["stopped_early"] >= 1
+    assert result["best"]["config"]["learning_rate"] == 1e-2
+    assert {n: ended("rates")[n] for n in before} == before
+    assert kept == {n: store.find(f"rates-{n:03d}").metrics_file.read_bytes() for n in before}
+    assert_tracked("rates", result)
+
+
+def assert_tracked(name, result):
+    """One run for the sweep, one below it for each trial, with the reason it ended."""
+    client = MlflowClient(tracking_uri=store.find(f"{name}-000").tracking)
+    parent = client.get_run(sweeps.find(name).run_id)
+    assert parent.info.status == "FINISHED"
+    for number in range(result["trials"]):
+        run = store.find(f"{name}-{number:03d}")
+        known = client.get_run(run.run_id)
+        assert known.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert known.data.tags["ended"].startswith(ended(name)[number])
+        looks = [line["step"] for line in read_metrics(run.metrics_file)
+                 if "valid_loss" in line["metrics"]]  # fmt: skip
+        history = client.get_metric_history(run.run_id, "valid_loss")
+        assert sorted(one.step for one in history) == looks
+        assert run.status == ("finished" if ended(name)[number] == "finished" else "stopped")
+        assert (len(looks) == STEPS / EVERY) == (run.status == "finished")
+    best = store.find(result["best"]["run_id"])
+    assert client.get_run(best.run_id).data.tags["best_of"] == name
+    assert [v.run_id for v in client.search_model_versions("name='dummy'")].count(best.run_id) == 1
+
+
+def test_what_diverges_is_marked_and_a_population_takes_over():
+    space = file("wild.yaml", "space: {learning_rate: [1.0e-3, 1.0e+30]}\nsearch: grid\n")
+    wild = ("tune", "dummy", "--sweep", space, *SETTINGS, "--set", "gradient_clipping=0",
+            "--set", "log_every=1", "--name", "wild", "--scheduler", "none", "--json")  # fmt: skip
+    result = finished(attune(*wild))
+    assert (result["trials"], result["failed"], result["stopped_early"]) == (2, 1, 0)
+    assert sorted(ended("wild").values()) == ["diverged", "finished"]
+    [lost] = [number for number, how in ended("wild").items() if how == "diverged"]
+    assert store.find(f"wild-{lost:03d}").status == "failed"
+
+    space = file("pbt.yaml", "space: {learning_rate: {low: 1.0e-6, high: 1.0e-2, scale: "
+                 "loguniform}}\n")  # fmt: skip
+    result = finished(attune("tune", "dummy", "--sweep", space, *SETTINGS, "--name", "pbt",
+                             "--scheduler", "pbt", "--samples", "2", "--json"))  # fmt: skip
+    assert (result["trials"], result["failed"]) == (2, 0)
+    members = [store.find(f"pbt-{number:03d}") for number in range(2)]
+    took = [run for run in members if "taking over" in _log(run)]
+    assert took
+    for run in took:
+        settings = sweeps.find("pbt").frozen(int(run.name[-3:])).user_attrs["settings"]
+        assert run.training["learning_rate"] == settings["learning_rate"]
+        first = sweeps.find("pbt").frozen(int(run.name[-3:])).params["learning_rate"]
+        assert settings["learning_rate"] != first
+        logged = {line["metrics"]["learning_rate"] for line in read_metrics(run.metrics_file)
+                  if "learning_rate" in line["metrics"]}  # fmt: skip
+        assert len(logged) > 1  # it went on with another rate
+        assert run.result["steps"] == STEPS
+
+
+def _log(run):
+    path = run.folder / "log.txt"
+    return path.read_text() if path.is_file() else ""
