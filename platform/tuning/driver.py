@@ -181,13 +181,8 @@ def _scheduler(sweep: Sweep) -> TrialScheduler:
         return _Median(time_attr=LOOK, grace_period=1, min_time_slice=NEVER)
     if sweep.scheduler == "pbt":
         [space] = sweep.tried.values()
-        ranges = {key: tried for key, tried in space.items() if isinstance(tried, Between)}
-        return PopulationBasedTraining(
-            time_attr=LOOK,
-            perturbation_interval=1,
-            hyperparam_mutations={TASK: {"settings": {k: _domain(v) for k, v in ranges.items()}}},
-            custom_explore_fn=lambda config: _within(config, ranges),
-            require_attrs=False,
+        return _Population(
+            {key: tried for key, tried in space.items() if isinstance(tried, Between)}
         )
     return FIFOScheduler()
 
@@ -200,6 +195,24 @@ class _Median(MedianStoppingRule):
             super().on_trial_complete(tune_controller, trial, result)
 
 
+class _Population(PopulationBasedTraining):
+    """Tune's, which would have a member take over the other's number and folder too."""
+
+    def __init__(self, ranges: Mapping[str, Between]):
+        self.ranges = ranges
+        super().__init__(
+            time_attr=LOOK,
+            perturbation_interval=1,
+            hyperparam_mutations={TASK: {"settings": {k: _domain(v) for k, v in ranges.items()}}},
+            require_attrs=False,
+        )
+
+    def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
+        config, operations = super()._get_new_config(trial, trial_to_clone)
+        settings = _within(config[TASK]["settings"], self.ranges)
+        return {**config, TASK: {**trial.config[TASK], "settings": settings}}, operations
+
+
 def _domain(tried: Between) -> Any:
     if tried.scale == "int":
         return tune.randint(int(tried.low), int(tried.high) + 1)
@@ -207,12 +220,13 @@ def _domain(tried: Between) -> Any:
     return make(tried.low, tried.high)
 
 
-def _within(config: dict[str, Any], ranges: Mapping[str, Between]) -> dict[str, Any]:
+def _within(settings: Mapping[str, Any], ranges: Mapping[str, Between]) -> dict[str, Any]:
     """Perturbed settings, none of them outside its range."""
-    settings = config[TASK]["settings"]
-    for key, tried in ranges.items():
-        settings[key] = type(settings[key])(min(max(settings[key], tried.low), tried.high))
-    return config
+    held = {
+        key: type(settings[key])(min(max(settings[key], tried.low), tried.high))
+        for key, tried in ranges.items()
+    }
+    return {**settings, **held}
 
 
 class _Asker(Searcher):

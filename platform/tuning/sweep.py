@@ -148,13 +148,20 @@ class Sweep:
 
     def ask(self) -> "tuple[int, str, dict[str, Any]] | None":
         """The next trial: its number, variant and settings; None where all have been asked for."""
+        from optuna.trial import Trial
+
         trials = self.study.get_trials(deepcopy=False)
-        waiting = any(trial.state.name == "WAITING" for trial in trials)
-        if not waiting and (self.search == "grid" or len(trials) >= self.samples):
-            return None
+        begun = [trial for trial in trials if trial.state.name != "WAITING"]
         # Seeded by the trial's number: a sweep that goes on draws what it would have drawn.
-        self.study.sampler = self._sampler(sum(t.state.name != "WAITING" for t in trials))
-        trial = self.study.ask()
+        if half := [trial for trial in begun if SETTINGS not in trial.user_attrs]:
+            # A driver has died while it asked.
+            self.study.sampler = self._sampler(half[0].number)
+            trial = Trial(self.study, half[0]._trial_id)
+        elif len(begun) == len(trials) and (self.search == "grid" or len(trials) >= self.samples):
+            return None
+        else:
+            self.study.sampler = self._sampler(len(begun))
+            trial = self.study.ask()
         chosen, settings = spaces.suggest(trial, self.tried)
         trial.set_user_attr(CHOSEN, chosen)
         trial.set_user_attr(SETTINGS, settings)

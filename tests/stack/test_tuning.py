@@ -21,7 +21,7 @@ from attune.platform.tuning import sweep as sweeps
 pytestmark = pytest.mark.xdist_group("cluster")
 
 BIN = Path(sys.executable).parent
-STEPS, EVERY = 90, 10
+STEPS, EVERY = 36, 12  # looks at valid take most of the time
 SETTINGS = ("--preset", "tiny", "--max-steps", str(STEPS), "--set", f"evaluate_every={EVERY}",
             "--set", "patience=0")  # fmt: skip
 
@@ -149,6 +149,7 @@ def test_what_diverges_is_marked_and_a_population_takes_over():
     members = [store.find(f"pbt-{number:03d}") for number in range(2)]
     took = [run for run in members if "taking over" in _log(run)]
     assert took
+    assert [run.status for run in members] == ["finished"] * 2
     for run in took:
         settings = sweeps.find("pbt").frozen(int(run.name[-3:])).user_attrs["settings"]
         assert run.training["learning_rate"] == settings["learning_rate"]
