@@ -95,8 +95,12 @@ def store_uri() -> str:
 
 
 def start(run: Run, manifest: Mapping[str, Any]) -> Run:
-    """Tell MLflow of a new run and of all that it is made from: the run with its id, not yet
-    written to its folder."""
+    """Tell MLflow of a new run and of all that it is made from; the run then knows its id."""
+    return create(run, manifest).changed()
+
+
+def create(run: Run, manifest: Mapping[str, Any]) -> Run:
+    """The same, without writing to the run's folder, which may change meanwhile."""
     with _opened(run.variant) as (client, experiment):
         tags = {**_tags(run), MLFLOW_RUN_NOTE: _note(run)}
         if run.parent is not None:

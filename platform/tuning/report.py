@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 TABLE, PAGE, SUMMARY = "trials.csv", "report.html", "summary.json"
+LEAST = 5
+"""Trials without which a share of the variance says nothing."""
 SURE = 0.95
 """Of an interval."""
 
@@ -91,6 +93,8 @@ def importances(sweep: Sweep) -> dict[str, float]:
     empty where too few trials have finished to say."""
     import optuna
 
+    if sweep.count("finished") < LEAST:
+        return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

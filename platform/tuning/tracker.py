@@ -115,7 +115,7 @@ class Tracker:
     def _started(self, folder: Path) -> Run:
         run = store.read(folder)
         if run.run_id is None:
-            made = tracking.start(run, read_manifest(Path(run.data["folder"])))
+            made = tracking.create(run, read_manifest(Path(run.data["folder"])))
             run = self.amend(folder, run_id=made.run_id, tracking=made.tracking)
         return run
 

@@ -134,7 +134,7 @@ def assert_tracked(name, result):
 def test_what_diverges_is_marked_and_a_population_takes_over():
     space = file("wild.yaml", "space: {learning_rate: [1.0e-3, 1.0e+30]}\nsearch: grid\n")
     wild = ("tune", "dummy", "--sweep", space, *SETTINGS, "--set", "gradient_clipping=0",
-            "--set", "log_every=1", "--name", "wild", "--scheduler", "none", "--json")  # fmt: skip
+            "--set", "log_every=1", "--name", "wild", "--json")  # fmt: skip
     result = finished(attune(*wild))
     assert (result["trials"], result["failed"], result["stopped_early"]) == (2, 1, 0)
     assert sorted(ended("wild").values()) == ["diverged", "finished"]
