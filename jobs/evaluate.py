@@ -69,6 +69,14 @@ def evaluate(
     decode: options.Decode = None,
     settings: options.DecodingChanges = None,
     control: options.Controls = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="What a run was after an earlier stage of its training, e.g. `generator` of EmpDG.",
+            show_default="its last",
+        ),
+    ] = None,
     profile: Annotated[
         str,
         typer.Option(
@@ -124,6 +132,7 @@ def evaluate(
     - `attune evaluate mine --split valid --decode beam --set beams=10`
     - `attune evaluate mine --data data/ed --decode topk --set top_k=5 --set seed=1`
     - `attune evaluate empdg@latest --profile empdg`
+    - `attune evaluate empdg@latest --stage generator`, before it learned from its critics
     - `attune evaluate mine --bertscore minilm --embedding-metrics glove.6B.300d.txt`
     - `attune evaluate mine --sentence-similarity minilm`
     - `attune evaluate --answers theirs.jsonl --json`
@@ -138,7 +147,7 @@ def evaluate(
     measures = _measures(bertscore, embedding_metrics, sentence_similarity)
     if run is not None and (kind := _labels(run)):
         answering = {
-            "--decode": decode, "--set": settings, "--control": control,
+            "--decode": decode, "--set": settings, "--control": control, "--stage": stage,
             "--profile": profile != OWN_PROFILE, "--bertscore": bertscore,
             "--embedding-metrics": embedding_metrics, "--sentence-similarity": sentence_similarity,
         }  # fmt: skip
@@ -152,14 +161,15 @@ def evaluate(
     elif run is not None:
         decoding = options.decoding(decode, options.changes(settings))
         controls = options.controls(control, [run])
-        special |= controls
-        result = of_run(run, data, split or TEST, decoding, controls, profile, measures)
+        special |= controls | _after(stage)
+        result = of_run(run, data, split or TEST, decoding, controls, profile, measures, stage)
         published = _published(run, data, result)
     else:
         assert answers is not None
         given = {
             "--data": data and not bertscore, "--split": split, "--decode": decode,
             "--set": settings, "--control": control, "--profile": profile != OWN_PROFILE,
+            "--stage": stage,
         }  # fmt: skip
         if useless := [option for option, value in given.items() if value]:
             raise UsageError(f"{useless[0]} is for a RUN: the answers in a file are made already")
@@ -179,6 +189,7 @@ def of_run(
     controls: Mapping[str, str] | None = None,
     profile: str = OWN_PROFILE,
     measures: "Sequence[Measure]" = (),
+    stage: str | None = None,
 ) -> dict[str, Any]:
     """What the command's JSON says, with the answers kept in the run's folder."""
     import polars as pl
@@ -186,8 +197,8 @@ def of_run(
     from attune.platform.evaluation import answers
 
     folder, others = _data(run, data, split)
-    evaluation = _evaluated(run, folder, split, decoding, controls, profile)
-    special = {**(controls or {}), **_named(profile), **others}
+    evaluation = _evaluated(run, folder, split, decoding, controls, profile, stage)
+    special = {**(controls or {}), **_named(profile), **_after(stage), **others}
     path = run.folder / "answers" / _file_name(split, decoding, special)
     # `answer` holds tokens already: under this name they are scored as they stand.
     table = evaluation.answers.with_columns(answer_tokens=pl.col("answer"))
@@ -345,6 +356,10 @@ def _named(profile: str) -> dict[str, str]:
     return {} if profile == OWN_PROFILE else {"profile": profile}
 
 
+def _after(stage: str | None) -> dict[str, str]:
+    return {} if stage is None else {"stage": stage}
+
+
 def _published(run: "Run", data: str | None, result: dict[str, Any]) -> dict[str, list["Figure"]]:
     """What papers print of the same metrics, where it is the same data."""
     from attune.models import published
@@ -359,7 +374,7 @@ def _published(run: "Run", data: str | None, result: dict[str, Any]) -> dict[str
 
 def _evaluated(
     run: "Run", folder: Path, split: str, decoding: "Decoding", controls: Mapping[str, str] | None,
-    profile: str,
+    profile: str, stage: str | None,
 ) -> "Evaluation":  # fmt: skip
     from attune.models.base import DialogueVariant
     from attune.platform import runs
@@ -367,7 +382,11 @@ def _evaluated(
     from attune.platform.evaluation.evaluate import evaluate
     from attune.platform.evaluation.profiles import samples_of
 
-    model = runs.load(run.model)
+    if stage is not None and stage not in run.stages():
+        if not run.stages():
+            raise UsageError(f"'{run.name}' has no earlier stages: leave --stage out")
+        raise UsageError(unknown("earlier stage", stage, run.stages()))
+    model = runs.load(run.model if stage is None else run.model_after(stage))
     variant = model.variant
     assert isinstance(variant, DialogueVariant)
     samples = samples_of(profile, read_samples(folder, split))

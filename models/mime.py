@@ -64,6 +64,7 @@ TABLE_1 = {
     ),
 }  # fmt: skip
 ON, OFF = "on", "off"
+NO_TARGET = -100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +192,8 @@ class Mime(Transformer):
         "seed": tuple(str(number) for number in range(100)),
     }
     members: Tensor
+    likened: Tensor
+    targets: Tensor
 
     def __init__(self, config: MimeConfig, facts: Facts):
         super().__init__(config, facts)
@@ -201,6 +204,17 @@ class Mime(Transformer):
         for number, numbers in enumerate(self.groups.values()):
             members[number, numbers] = True
         self.register_buffer("members", members, persistent=False)  # (groups, emotions)
+        # Of each true emotion, the last row being of none: what the groups' posteriors are given as
+        # shares of all emotions (emotions + 1, groups, emotions), and what the groups are to
+        # predict (emotions + 1, groups), nothing where it is of another group. Looked up, since a
+        # dozen small operations cost more than the arithmetic in them.
+        own = F.pad(members.t(), (0, 0, 0, 1))
+        average = members / members.sum(dim=1, keepdim=True)
+        itself = F.pad(torch.eye(len(facts.emotions)), (0, 0, 0, 1))
+        likened = torch.where(own[..., None], itself[:, None], average)
+        targets = torch.arange(len(own))[:, None].where(own, NO_TARGET)
+        self.register_buffer("likened", likened, persistent=False)
+        self.register_buffer("targets", targets, persistent=False)
         self.emotions = nn.Embedding(len(facts.emotions), width)  # E_E, of classifier and decoder
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
         self.likeness = nn.Linear(width, width, bias=False)  # W_E
@@ -300,22 +314,23 @@ class Mime(Transformer):
 
     def _felt_in_training(self, context: Tensor, emotion: Tensor, progress: Progress) -> Felt:
         """Each group's distribution from the posterior, and its evidence bound (eq. 16-17)."""
-        true = emotion.clamp(min=0)
-        own = self.members[:, true] & (emotion >= 0)  # (groups, B)
         mean, log_variance = self.prior(context)
-        off, latent = mean.new_zeros(own.shape), mean
+        off, latent = None, mean
         if self.config.stochasticity:
             prior = mean, log_variance
-            average = (self.members / self.members.sum(dim=1, keepdim=True)) @ self.emotions.weight
-            felt = torch.where(own[..., None], self.emotions(true), average[:, None])
+            felt = (self.likened[emotion] @ self.emotions.weight).transpose(0, 1)
             given = torch.cat([context.expand_as(felt), felt], dim=-1)  # (groups, B, 2 D)
             mean, log_variance = self.posterior(given)
             off = divergence(mean, log_variance, *prior)
             noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
             latent = self._sampled(mean, log_variance, noise)
         log_shares = self._log_shares(latent)
-        likelihood = log_shares[:, torch.arange(len(true)), true]
-        bounds = self._divergence_weight(progress) * off - torch.where(own, likelihood, 0.0)
+        bounds = F.nll_loss(  # -log p of the true emotion, 0 in the other group
+            log_shares.permute(1, 2, 0), self.targets[emotion], reduction="none",
+            ignore_index=NO_TARGET,
+        ).t()  # fmt: skip
+        if off is not None:
+            bounds = bounds + self._divergence_weight(progress) * off
         return Felt(shares=log_shares.exp(), bounds=bounds)
 
     def _divergence_weight(self, progress: Progress) -> float:
@@ -325,7 +340,8 @@ class Mime(Transformer):
 
     def _sampled(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
         """Eq. 13-15."""
-        return mean + self.config.sampling_temperature * noise * (0.5 * log_variance).exp()
+        deviation = (0.5 * log_variance).exp()
+        return torch.addcmul(mean, noise, deviation, value=self.config.sampling_temperature)
 
     def _noise(self, index: Tensor, seed: int) -> Tensor:
         """(groups, B, D), each sample's own, whatever batch it comes in."""
@@ -346,7 +362,8 @@ class Mime(Transformer):
     def _truly_first_group(self, logits: Tensor, emotion: Tensor) -> Tensor:
         """(B,) whether the true emotion is positive; the predicted one where there is none."""
         true = self.members[0, emotion.clamp(min=0)]
-        return torch.where(emotion >= 0, true, self._first_group(logits))
+        known = emotion >= 0
+        return true if known.all() else torch.where(known, true, self._first_group(logits))
 
     def _understood(self, source: Tensor, words: Embedded, shares: Tensor) -> tuple[Tensor, Tensor]:
         """The fused context and its gates, by the predicted emotion."""

@@ -312,7 +312,7 @@ class Training:
         """The last stage's best is the run's model."""
         if number + 1 == len(self.stages):
             return self.run.model
-        return self.run.folder / f"best-{self.stages[number].name}"
+        return self.run.model_after(self.stages[number].name)
 
     def _load_best(self, number: int) -> None:
         self.worker.barrier()

@@ -197,7 +197,8 @@ class _Median(MedianStoppingRule):
 
 
 class _Population(PopulationBasedTraining):
-    """Tune's, which would have a member take over the other's number and folder too."""
+    """Tune's, in which a member would take over the other's number and folder too. All members wait
+    for each other at a look, so that who takes over from whom does not hang on the machine."""
 
     def __init__(self, ranges: Mapping[str, Between]):
         self.ranges = ranges
@@ -206,7 +207,24 @@ class _Population(PopulationBasedTraining):
             perturbation_interval=1,
             hyperparam_mutations={TASK: {"settings": {k: _domain(v) for k, v in ranges.items()}}},
             require_attrs=False,
+            synch=True,
         )
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Tune's would let the others wait for ever for a member that ended before its look."""
+        super().on_trial_complete(tune_controller, trial, result)
+        self._no_longer_wait(tune_controller)
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        """As when it ends by itself."""
+        super().on_trial_error(tune_controller, trial)
+        self._no_longer_wait(tune_controller)
+
+    def _no_longer_wait(self, tune_controller: Any) -> None:
+        live = [t for t in tune_controller.get_live_trials() if not t.is_finished()]
+        at = [self._trial_state[each].last_train_time for each in live]
+        if at and min(at) >= self._next_perturbation_sync:
+            self._next_perturbation_sync = min(at) + self._perturbation_interval
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
         config, operations = super()._get_new_config(trial, trial_to_clone)

@@ -138,6 +138,8 @@ class _Teller:
                 f"--metric {missing[0].removeprefix('valid_')}: '{self.run.variant}' has {known}; "
                 f"and when it has finished {', '.join(AT_THE_END)}"
             )
+        if over:  # there is nothing left to stop, or to take over for
+            return
         from ray import tune
 
         count = sum(
@@ -145,11 +147,11 @@ class _Teller:
             for line in read_metrics(self.run.metrics_file)
         )
         told = {**metrics, "step": step, LOOK: count}
-        if not self.task.population:
-            tune.report(told)
-        elif not over:  # who is at the end takes nothing over
+        if self.task.population:
             folder = self.run.checkpoints / f"{step:08d}"
             tune.report(told, checkpoint=tune.Checkpoint.from_directory(folder))
+        else:
+            tune.report(told)
 
 
 def _take_over(run: Run) -> None:

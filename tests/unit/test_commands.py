@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -375,6 +376,7 @@ def test_evaluate_logs_what_is_tracked(call, monkeypatch):
         (("first", "--set", "topk=3"), "did you mean 'top_k'"),
         (("first", "--data", "nowhere"), "not a prepared folder"),
         (("first", "--profile", "emp-dg"), "unknown profile 'emp-dg': did you mean 'empdg'"),
+        (("first", "--stage", "generator"), "'first' has no earlier stages"),
         ((), "either a RUN or --answers"),
         (("first", "--answers", "file.jsonl"), "either a RUN or --answers"),
         (("--answers", "nowhere.jsonl"), "no such file of answers"),
@@ -384,6 +386,17 @@ def test_evaluate_logs_what_is_tracked(call, monkeypatch):
 def test_evaluate_refuses(call, home, arguments, message):
     assert message in refused(call("evaluate", *arguments, "--json"))
     assert not list(home.glob("runs/*/answers"))
+
+
+def test_a_run_is_measured_as_it_was_after_an_earlier_stage(call, home):
+    last = spoken(call("evaluate", "first", "--split", "valid", "--json"))
+    shutil.copytree(home / "runs/second/model", home / "runs/first/best-pretraining")
+    first = ("evaluate", "first", "--split", "valid", "--stage")
+    earlier = spoken(call(*first, "pretraining", "--json"))
+    other = spoken(call("evaluate", "second", "--split", "valid", "--json"))
+    assert earlier["metrics"] == other["metrics"] != last["metrics"]
+    assert earlier["answers"] != last["answers"]
+    assert "did you mean 'pretraining'" in refused(call(*first, "pretrainin"))
 
 
 def test_anybodys_answers_are_scored_on_our_tokens(call, tmp_path):
