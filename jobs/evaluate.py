@@ -73,7 +73,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="STAGE",
-            help="What a run was after an earlier stage of its training, e.g. `generator` of EmpDG.",
+            help="What a run was after an earlier stage of training, such as EmpDG's `generator`.",
             show_default="its last",
         ),
     ] = None,

@@ -1,5 +1,7 @@
 """The bundled corpus, prepared once, and models small enough for seconds."""
 
+import os
+
 import numpy as np
 import polars as pl
 import pytest
@@ -20,6 +22,8 @@ from attune.platform.training import settings
 # One thread: the same sums whatever the machine, and no fight for cores with Ray's processes, which
 # makes OpenMP ten times slower.
 torch.set_num_threads(1)
+# Ray's workers give way to everything else, and so to the tests beside them, which wait for nobody.
+os.environ["RAY_worker_niceness"] = "0"
 
 
 @pytest.fixture(autouse=True)
