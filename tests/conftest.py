@@ -23,7 +23,7 @@ from attune.platform.training import settings
 # makes OpenMP ten times slower.
 torch.set_num_threads(1)
 # Ray's workers give way to everything else, and so to the tests beside them, which wait for nobody.
-os.environ["RAY_worker_niceness"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - it is spelled so
 
 
 @pytest.fixture(autouse=True)
