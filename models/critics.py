@@ -6,7 +6,9 @@ states, and scores what it found beside the feedback and the context (eq. 16-17)
 people's responses less that of generated ones estimates the Wasserstein-1 distance between the two
 (eq. 19), as long as it is 1-Lipschitz, which a penalty on the slope of its score sees to (eq. 18).
 
-The b_d of eq. 17 is left out: it cancels in eq. 19 and could never learn.
+The b_d of eq. 17 is left out: it cancels in eq. 19 and could never learn. With the paper's small
+weight of the penalty a critic is far steeper than 1 (docs/log.md): what the generator hears of it,
+and the distance by which a model is chosen, are divided by its steepness.
 """
 
 import math
@@ -64,7 +66,8 @@ class Critic(nn.Module):
     def compare(
         self, person: Spoken, generated: Spoken, around: Surroundings
     ) -> tuple[Tensor, Tensor]:
-        """(B,) each: how much more a person's response gets, and the penalty (eq. 18-19)."""
+        """(B,) each: how much more a person's response gets, and how steep the score is between
+        the two (eq. 18-19)."""
         person, generated = _as_long(person, generated), _as_long(generated, person)
         states, others = self._read(person), self._read(generated)
         feedback = self._last(around.feedback)
@@ -72,14 +75,27 @@ class Critic(nn.Module):
             others, generated.real, feedback, around.context
         )
         share = torch.rand_like(states[:, :1, :1]) if self.training else 0.5
+        between, real = share * others + (1 - share) * states, person.real | generated.real
+        steepness = self._steepness(between, real, feedback, around.context, learn=self.training)
+        return more, steepness
+
+    def judged(self, said: Spoken, around: Surroundings) -> Tensor:
+        """(B,) the score of a response, by the critic's own steepness there where it is above 1."""
+        states, feedback = self._read(said), self._last(around.feedback)
+        score = self._score(states, said.real, feedback, around.context)
+        return gentle(score, self._steepness(states, said.real, feedback, around.context))
+
+    def _steepness(
+        self, states: Tensor, real: Tensor, feedback: Tensor, context: Tensor,
+        *, learn: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """(B,) the norm of the slope of the score at some states of the reader."""
         with torch.enable_grad():  # the slope is wanted where nothing is to be learned, too
-            between = (share * others + (1 - share) * states).detach().requires_grad_()
-            real = person.real | generated.real
-            score = self._score(between, real, feedback, around.context)
-            [slope] = torch.autograd.grad(score.sum(), between, create_graph=self.training)
+            states = states.detach().requires_grad_()
+            score = self._score(states, real, feedback, context)
+            [slope] = torch.autograd.grad(score.sum(), states, create_graph=learn)
         slope = slope * real[..., None]  # places beyond the end are no part of the response
-        steepness = (slope.flatten(1).square().sum(dim=1) + EPSILON).sqrt()
-        return more, (steepness - 1).square()
+        return (slope.flatten(1).square().sum(dim=1) + EPSILON).sqrt()
 
     def _read(self, said: Spoken) -> Tensor:
         """(B, T, D), nothing where there is no token."""
@@ -101,6 +117,17 @@ class Critic(nn.Module):
         joined = torch.cat(found, dim=1) + feedback + context
         verdict: Tensor = self.verdict(joined.relu())  # eq. 17
         return verdict.squeeze(1)
+
+
+def gentle(scores: Tensor, steepness: Tensor) -> Tensor:
+    """Scores, or their differences, of a critic as steep as this, as one of steepness 1 would give
+    them: then they are distances, and comparable while critics learn."""
+    return scores / steepness.detach().clamp(min=1)
+
+
+def penalty(steepness: Tensor) -> Tensor:
+    """Eq. 18."""
+    return (steepness - 1).square()
 
 
 def _as_long(said: Spoken, other: Spoken) -> Spoken:

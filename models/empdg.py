@@ -23,7 +23,10 @@ Deviations: as in `transformer.py`, and
   tagger mark in the vocabulary, and the emotional critic reads the drawn words that are marked.
 - Critics read the generator's word vectors. The emotional one reads `<lab>` first, so that a
   response without emotion words can be read.
-- The best of the adversarial stage is the model that the critics tell least from people.
+- The generator hears a critic's score divided by the critic's steepness, where that is above 1:
+  with the paper's beta = 0.1 it rises to 30 and more, and would drown the likelihood (docs/log.md).
+- The best of the adversarial stage is the model that the critics, at steepness 1, tell least from
+  people.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,7 +53,7 @@ from attune.models.base import (
     State,
     Update,
 )
-from attune.models.critics import Critic, Spoken, Surroundings
+from attune.models.critics import Critic, Spoken, Surroundings, gentle, penalty
 from attune.models.layers import Encoder
 from attune.models.multitask import SMALL, emotion_loss
 from attune.models.transformer import Embedded, Transformer, TransformerConfig, with_unknowns
@@ -237,14 +240,15 @@ class Empdg(Transformer):
             understood = self.understood(words)
             drawn, vectors = self._drawn(self._decoded(words, understood)[words.real])
         terms: Losses = {}
+        distances = []
         for name, critic, around in self._critics(batch, understood):
             person = self._person(batch, name)
             generated = self._generated(words.real, drawn, vectors, name)
-            more, penalty = critic.compare(person, generated, around)
+            more, steepness = critic.compare(person, generated, around)
             terms[f"wasserstein_{name}"] = more.sum() / batch.samples
-            terms[f"penalty_{name}"] = penalty.sum() / batch.samples
-        distances = [terms[f"wasserstein_{name}"] for name in self.critics]
-        return {**terms, "wasserstein": torch.stack(distances).sum().detach()}
+            terms[f"penalty_{name}"] = penalty(steepness).sum() / batch.samples
+            distances.append(gentle(more, steepness).detach())
+        return {**terms, "wasserstein": torch.stack(distances).sum() / batch.samples}
 
     def adversarial_losses(self, batches: Batches, progress: Progress) -> Losses:
         """Likelihood, and what the critics say of what the generator would say."""
@@ -254,7 +258,7 @@ class Empdg(Transformer):
         hidden = self._decoded(words, understood)
         drawn, vectors = self._drawn(hidden[words.real])
         scores = [
-            critic(self._generated(words.real, drawn, vectors, name), around)
+            critic.judged(self._generated(words.real, drawn, vectors, name), around)
             for name, critic, around in self._critics(batch, understood)
         ]
         return {

@@ -147,7 +147,7 @@ def test_critics_learn_to_tell_people_from_the_generator(build, batch):
         assert found[-1][f"wasserstein_{name}"] > found[0][f"wasserstein_{name}"] + 0.05, name
         assert found[-1][f"penalty_{name}"] < 0.3 < found[0][f"penalty_{name}"], name
     both = sum(found[-1][f"wasserstein_{name}"] for name in variant.critics)
-    assert found[-1]["wasserstein"] == pytest.approx(both, rel=1e-5)
+    assert both / 1.6 < found[-1]["wasserstein"] <= both * 1.00001  # a slope of 1.55 at most
 
 
 def test_the_penalty_is_of_the_slope_between_both():
@@ -159,7 +159,7 @@ def test_the_penalty_is_of_the_slope_between_both():
         for n in (4, 3, 2)
     )
     around = Surroundings(feedback=reply, context=torch.randn(1, 8).double())
-    _, penalty = critic.compare(person, generated, around)
+    _, steepness = critic.compare(person, generated, around)
     with torch.no_grad():
         longer = Spoken(
             words=torch.cat([generated.words, torch.zeros(1, 1, 6).double()], dim=1),
@@ -177,7 +177,27 @@ def test_the_penalty_is_of_the_slope_between_both():
                     for states in (moved, middle)
                 ]
                 slope[0, place, number] = (scores[0] - scores[1]) / step
-    assert float(penalty) == pytest.approx((slope.norm().item() - 1) ** 2, rel=1e-4)
+    assert float(steepness) == pytest.approx(slope.norm().item(), rel=1e-4)
+
+
+def test_the_generator_hears_no_more_of_a_critic_that_shouts():
+    """However steep a critic is, what it says weighs as if it were of steepness 1."""
+    critic = Critic(6, 8).double().train()
+    reply = Spoken(words=torch.randn(2, 3, 6).double(), real=torch.ones(2, 3, dtype=torch.bool))
+    around = Surroundings(feedback=reply, context=torch.randn(2, 8).double())
+    words = torch.randn(2, 4, 6).double().requires_grad_()
+    said = Spoken(words=words, real=torch.ones(2, 4, dtype=torch.bool))
+
+    def heard(factor):
+        with torch.no_grad():
+            critic.verdict.weight.mul_(factor)
+        score = critic.judged(said, around)
+        return score.detach(), torch.autograd.grad(score.sum(), words)[0]
+
+    assert torch.equal(heard(1e-3)[0], critic(said, around))  # gentle enough
+    (loud, moved), (louder, moved_more) = heard(1e6), heard(10.0)
+    assert torch.allclose(loud, louder)
+    assert torch.allclose(moved, moved_more)
 
 
 def test_critics_listen_to_what_the_speaker_says_next(build, batch):
