@@ -69,8 +69,10 @@ class EmpdgConfig(TransformerConfig):
     """Gamma_1 of eq. 15: of the emotion's cross-entropy."""
     response_weight: float = 1.0
     """Gamma_2 of eq. 15: of the response's likelihood."""
-    adversarial_weight: float = 1.0
-    """Of what the critics say in the generator's loss."""
+    adversarial_weight: float = 0.05
+    """Of what the critics say in the generator's loss. The paper sums likelihood over the tokens of
+    a response, of which there are about twenty, and weighs a score of it as much; ours is a mean
+    over tokens."""
     penalty_weight: float = 0.1
     """Beta of eq. 19: of the critics' gradient penalty."""
     critic_steps: int = 1
@@ -142,7 +144,7 @@ class Empdg(Transformer):
         "loss-weights": {
             "emotion_weight": Between(low=0.1, high=10.0, scale="loguniform"),
             "response_weight": Between(low=0.1, high=10.0, scale="loguniform"),
-            "adversarial_weight": Between(low=0.01, high=10.0, scale="loguniform"),
+            "adversarial_weight": Between(low=0.001, high=1.0, scale="loguniform"),
             "penalty_weight": Between(low=0.01, high=10.0, scale="loguniform"),
         },
         "schedule": {

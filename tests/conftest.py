@@ -22,6 +22,7 @@ from attune.platform.training import settings
 # One thread: the same sums whatever the machine, and no fight for cores with Ray's processes, which
 # makes OpenMP ten times slower.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 # Ray's workers give way to everything else, and so to the tests beside them, which wait for nobody.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - it is spelled so
 
