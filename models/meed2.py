@@ -26,6 +26,7 @@ from attune.models.base import (
     Batch,
     Batches,
     Between,
+    Choice,
     Explanation,
     Facts,
     Losses,
@@ -70,9 +71,17 @@ class Meed2Config(TransformerConfig):
     label_strength: float = 1.0
     """How large the response's label is beside the words in what the decoder is given."""
 
+    emotionality_threshold: float = 0.0
+    """Learn from dialogs at least this emotional: the mean over a dialog's utterances of the sum of
+    the 32 emotions' probabilities. Above 0 it needs `attune annotate emotions`."""
+
     def __post_init__(self) -> None:
         if self.joint and not self.labels:
             raise ValueError("joint=true needs labels=true")
+        if not 0 <= self.emotionality_threshold < 1:
+            raise ValueError(
+                f"emotionality_threshold={self.emotionality_threshold}: between 0 and 1 is expected"
+            )
 
 
 class LabelReader(nn.Module):
@@ -155,6 +164,7 @@ class Meed2(Transformer):
         **Transformer.search_spaces,
         "loss-weights": {"label_weight": Between(low=0.1, high=10.0, scale="loguniform")},
         "gating": {"label_strength": Between(low=0.25, high=4.0, scale="loguniform")},
+        "thresholds": {"emotionality_threshold": Choice(values=(0.0, 0.25, 0.5, 0.75))},
     }
     controls: ClassVar = {"label": (PREDICTED, *LABELS)}
 

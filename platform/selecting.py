@@ -67,6 +67,17 @@ def distribution(dialogs: pl.DataFrame, labels: list[str]) -> dict[str, float]:
     return {label: counts[label] / max(dialogs.height, 1) for label in labels}
 
 
+def emotional(samples: pl.DataFrame, folder: Path, threshold: float) -> pl.DataFrame:
+    """The samples of a folder's dialogs that are at least this emotional."""
+    enough = emotionality(folder).filter(pl.col("emotionality") >= threshold)
+    kept = samples.join(enough, on="conversation_id", how="semi", maintain_order="left")
+    if kept.is_empty():
+        raise UsageError(
+            f"emotionality_threshold={threshold}: no dialog of train in '{folder}' is as emotional"
+        )
+    return kept
+
+
 def select(
     data: Path,
     out: Path,

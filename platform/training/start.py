@@ -22,7 +22,7 @@ from attune.models.base import (
     Needs,
     Variant,
 )
-from attune.platform import harvesting, labelling, runs, store
+from attune.platform import harvesting, labelling, runs, selecting, store
 from attune.platform.batches import Columns, followed, unpaired
 from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS, LABELS
@@ -173,6 +173,8 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
             f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
             f"with --set harvest=DIR"
         )
+    if threshold := getattr(config, "emotionality_threshold", 0.0):
+        selecting.emotional(read_samples(folder, "train"), folder, threshold)
     if runs.CONTEXT_LABELS in needs.columns:
         for split in ("train", "valid"):
             if not read_samples(folder, split)["response_label"].is_in(LABELS).any():
@@ -337,7 +339,7 @@ def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
     """The streams a variant trains on, and the paired samples it is judged by."""
     folder = _unchanged(run, run.data)
     valid = model.columns(runs.read_split(model.variant, folder, "valid"))
-    paired = model.columns(runs.read_split(model.variant, folder, "train"))
+    paired = model.columns(_learned_from(model.variant, folder))
     streams: dict[str, Columns] = {PAIRED: paired}
     for name in model.variant.needs_with(model.variant.config).streams:
         if name == FOLLOWED:
@@ -350,6 +352,13 @@ def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
         elif name in (CONTEXTS, RESPONSES):
             streams[name] = unpaired(model.columns(_texts(run, model.variant.config, name)), name)
     return streams, valid
+
+
+def _learned_from(variant: Variant, folder: Path) -> pl.DataFrame:
+    """Train's samples; of the emotional dialogs alone where a variant has a threshold for them."""
+    samples = runs.read_split(variant, folder, "train")
+    threshold = getattr(variant.config, "emotionality_threshold", 0.0)
+    return selecting.emotional(samples, folder, threshold) if threshold else samples
 
 
 def _texts(run: Run, config: Any, stream: str) -> pl.DataFrame:

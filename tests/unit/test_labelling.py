@@ -1,6 +1,7 @@
 """The 41 labels: what the classifier learns from, whole corpora labelled, emotional dialogs."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,7 @@ from attune.platform.corpora.prepare import (
 )
 from attune.platform.corpora.samples import utterances
 from attune.platform.errors import UsageError
+from attune.platform.settings import find_variant
 from attune.platform.training import loop, start
 from attune.platform.training.loop import Worker
 from tests.unit.test_commands import call, refused, spoken  # noqa: F401
@@ -269,6 +271,27 @@ def test_the_most_emotional_make_a_folder(made, data, tmp_path):
     )
     assert whole["splits"] == read_manifest(data)["splits"]
     assert whole["hash"] == read_manifest(out)["hash"]
+
+
+def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
+    out, _ = made
+    samples = read_samples(out, "train")
+    every = selecting.emotionality(out).filter(split="train")
+    least = float(every["emotionality"].median())
+    kept = selecting.emotional(samples, out, least)
+    enough = every.filter(pl.col("emotionality") >= least)["conversation_id"]
+    assert 0 < kept["conversation_id"].n_unique() < samples["conversation_id"].n_unique()
+    assert set(kept["conversation_id"]) == set(enough)
+    variant = SimpleNamespace(
+        needs=find_variant("meed2")[0].needs, config=SimpleNamespace(emotionality_threshold=least)
+    )
+    assert start._learned_from(variant, out).equals(kept)
+    with pytest.raises(UsageError, match=r"emotionality_threshold=0.999: no dialog of train"):
+        selecting.emotional(samples, out, 0.999)
+    with pytest.raises(UsageError, match="attune annotate emotions"):
+        start.new_run(
+            "meed2", data=str(data), preset="tiny", changes={"emotionality_threshold": "0.5"}
+        )
 
 
 def test_what_cannot_be_selected(made, data, tmp_path):
