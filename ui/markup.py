@@ -1,6 +1,8 @@
 """HTML of conversations and answers. All text passes through `escape`: what a model or a person
 says is never markup."""
 
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Literal
@@ -78,6 +80,8 @@ def reasons(explanation: Explanation) -> str:
         more += f"<h4>What it would be an answer to</h4><p>{escape(explanation.imagined)}</p>"
     for group, shares in (explanation.response_emotion or {}).items():
         more += _bars(f"The answer's emotion, if {group}", shares)
+    if explanation.word_labels:
+        more += _passages("What it takes each turn for", explanation)
     for name, values in (explanation.by_word or {}).items():
         more += _shaded(name, explanation.words or (), values)
     if explanation.emotion_words is not None:
@@ -115,6 +119,17 @@ def _shaded(title: str, words: Sequence[str], values: Sequence[float]) -> str:
     return (
         f'<h4>{escape(title)} <span class="quiet">{extent}</span></h4><p class="shaded">{marks}</p>'
     )
+
+
+def _passages(title: str, explanation: Explanation) -> str:
+    """The words of each turn behind the turn's label."""
+    labelled = zip(explanation.word_labels or (), explanation.words or (), strict=True)
+    turns = "".join(
+        f"<dt>{escape(label)}</dt><dd>{escape(' '.join(word for _, word in told))}</dd>"
+        for label, told in itertools.groupby(labelled, key=operator.itemgetter(0))
+        if label
+    )
+    return f'<h4>{escape(title)}</h4><dl class="turns">{turns}</dl>'
 
 
 def _listed(title: str, words: Sequence[str]) -> str:

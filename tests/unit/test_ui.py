@@ -170,6 +170,16 @@ def test_reasons_of_an_answer_can_be_unfolded():
     assert "<details" not in markup.reasons(Explanation(emotion={"sad": 1.0}))
 
 
+def test_turns_are_shown_with_what_they_are_taken_for():
+    reason = Explanation(
+        response_label={"consoling": 0.9, "sad": 0.1},
+        words=("my", "<b>", "oh", "yes"),
+        word_labels=("sad", "sad", "questioning", ""),
+    )
+    shown = markup.reasons(reason)
+    assert "<dt>sad</dt><dd>my &lt;b&gt;</dd><dt>questioning</dt><dd>oh</dd></dl>" in shown
+
+
 def test_each_pane_answers_in_an_event_of_its_own(home):  # noqa: ARG001
     page = app.build(Offer())
     answering = [fn for fn in page.fns.values() if fn.name == "answer"]
