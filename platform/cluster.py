@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -30,6 +31,7 @@ F = TypeVar("F", bound=FileTask)
 CPUS, GPUS = "ATTUNE_CPUS_PER_WORKER", "ATTUNE_GPUS_PER_WORKER"
 """What `attune submit` was told that a worker needs."""
 
+SECONDS_TO_LOOK = 120
 RETRIES = 3
 """How often a run is taken up again after a worker died."""
 
@@ -48,18 +50,81 @@ def use_token(address: str | None = None) -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-def connect() -> None:
-    """Join the cluster that RAY_ADDRESS names, or start one on this machine for this process."""
-    use_token()
+def connect(address: str | None = None) -> None:
+    """Join the cluster that is given or that RAY_ADDRESS names, or start one on this machine for
+    this process."""
+    use_token(address)
     import ray
 
     if ray.is_initialized():
         return
     # Ray repeats every worker's output on the driver's; ours goes to the run's folder.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not os.environ.get("RAY_ADDRESS"):
+    if not (address or os.environ.get("RAY_ADDRESS")):
         options["include_dashboard"] = False
-    ray.init(**options)
+    ray.init(address, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a machine of a cluster says of itself."""
+
+    address: str
+    cpus: float
+    gpus: float
+    versions: dict[str, str]
+    sees: bool
+    """Whether the file that was looked for is there."""
+    unreachable: str
+    """What is wrong with the tracking server, from there."""
+
+
+def survey(probe: Path, tracking: str) -> list[Machine]:
+    """Look around on each machine of the cluster: its versions, whether it sees a file, and whether
+    it reaches a tracking server, if there is one."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    machines = [node for node in ray.nodes() if node["Alive"]]
+    looks = [
+        ray.remote(_look)
+        .options(
+            num_cpus=0,  # a cluster may be busy
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        )
+        .remote(str(probe), tracking)
+        for node in machines
+    ]
+    return [
+        Machine(
+            address=node["NodeManagerAddress"],
+            cpus=node["Resources"].get("CPU", 0),
+            gpus=node["Resources"].get("GPU", 0),
+            **found,
+        )
+        for node, found in zip(machines, ray.get(looks, timeout=SECONDS_TO_LOOK), strict=True)
+    ]
+
+
+def _look(probe: str, tracking: str) -> dict[str, Any]:
+    import platform
+    import urllib.request
+    from importlib import metadata
+
+    unreachable = ""
+    if tracking.startswith(("http:", "https:")):
+        try:
+            with urllib.request.urlopen(f"{tracking.rstrip('/')}/version", timeout=10):
+                pass
+        except (OSError, ValueError) as error:
+            unreachable = str(error)
+    packages = ("ray", "torch", "deepspeed", "mlflow", "polars")
+    versions = {name: metadata.version(name) for name in packages}
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "sees": Path(probe).exists(),
+        "unreachable": unreachable,
+    }
 
 
 def fit(run: Run, cores: int) -> None:

@@ -6,6 +6,7 @@ the root folder never is.
 
 import asyncio
 import hashlib
+import logging
 import os
 import secrets
 import shlex
@@ -72,6 +73,7 @@ class Jobs:
         from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
 
+        logging.getLogger("ray").setLevel(logging.WARNING)
         try:
             self.client = JobSubmissionClient(self.address)
         except AuthenticationError as error:

@@ -398,19 +398,23 @@ def _tail(path: Path) -> str:
 
 
 def _stop(found: list[Part]) -> None:
-    processes = [process for part in found for process in part.processes()]
-    for part in found:
-        if part.alive():
-            with suppress(psutil.Error):
-                psutil.Process(part.pid).terminate()
-    _, left = psutil.wait_procs(processes, SECONDS_TO_STOP)
-    for process in [*left, *(process for part in found for process in part.processes())]:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(left, SECONDS_TO_STOP)
+    """The first processes end their own; what is left after them is ended here."""
+    first = [psutil.Process(part.pid) for part in found if part.alive()]
+    _signal(first, psutil.Process.terminate, SECONDS_TO_STOP)
+    left = [process for part in found for process in part.processes()]
+    _signal(left, psutil.Process.kill, SECONDS_TO_STOP)
     for part in found:
         if part.scratch:
             shutil.rmtree(part.scratch, ignore_errors=True)
+
+
+def _signal(
+    processes: list[psutil.Process], send: Callable[[psutil.Process], None], seconds: float
+) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            send(process)
+    psutil.wait_procs(processes, seconds)
 
 
 def _stop_jobs(part: Part, say: Say) -> None:

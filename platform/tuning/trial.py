@@ -176,11 +176,11 @@ def _train_here(task: Task, run: Run, teller: _Teller) -> None:
     import ray
     import torch
 
-    from attune.platform.training.worker import train
+    from attune.platform.training.worker import gauges, train
 
     torch.set_num_threads(max(1, int(task.cores)))
     use_gpu = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
-    train(run, Worker(device=torch.device("cuda" if use_gpu else "cpu")), teller)
+    train(run, Worker(device=torch.device("cuda" if use_gpu else "cpu")), teller, gauges(run))
 
 
 def _train_apart(task: Task, run: Run, teller: _Teller) -> None:
