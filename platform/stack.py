@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import fcntl
 import http.client
+import importlib.util
 import json
 import os
 import secrets
@@ -187,6 +188,8 @@ def up(
 ) -> dict[str, Part]:
     """Start what does not run yet; returns when all of it answers."""
     with _alone():
+        if password and importlib.util.find_spec("flask_wtf") is None:
+            raise UsageError("MLflow cannot ask for a password yet: pip install 'mlflow[auth]'")
         known = parts()
         _check_kept({name: part for name, part in known.items() if part.alive()}, ports, password)
         missing = [name for name in PARTS if name not in known or not known[name].alive()]

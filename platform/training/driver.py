@@ -139,13 +139,15 @@ class _Lines:
         self.read = {path: _size(path) for path in self._files()}
         self.planned = False
         """Whether its workers have begun."""
-        self.waited = ""
+        self.waited = self.told = False
 
     def waits(self, wanted: str) -> None:
-        """Say so, when it changes."""
-        if wanted != self.waited:
-            logs.write(self.run, f"waits for {wanted}" if wanted else "has all it needs, begins")
-        self.waited = wanted
+        """Say what the run waits for, and when it has it; not of what passes between two looks."""
+        now = bool(wanted)
+        if now == self.waited != self.told:
+            logs.write(self.run, f"waits for {wanted}" if wanted else "has all it needs")
+            self.told = now
+        self.waited = now
 
     def show(self, show: Show) -> None:
         if not self.planned and (self.run.folder / PLAN).exists():

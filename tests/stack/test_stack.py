@@ -1,4 +1,4 @@
-"""The local stack as users have it: `attune up`, jobs that wait, stop, go on and fail, `attune down`."""
+"""The local stack as users have it: up, jobs that wait, stop, go on and fail, down."""
 
 import http.client
 import json
