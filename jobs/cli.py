@@ -19,16 +19,19 @@ from attune.jobs import (
     demo,
     doctor,
     evaluate,
+    jobs,
     respond,
     runs,
     show,
+    stack,
     submit,
     train,
     tune,
     ui,
     variants,
 )
-from attune.platform.errors import DataError, UsageError
+from attune.platform import logs
+from attune.platform.errors import DataError, ServiceError, UsageError
 from attune.platform.home import home
 
 STOPPED = 130  # what a shell says of a command that was ended by Ctrl-C
@@ -50,7 +53,11 @@ app.command()(demo.demo)
 app.command()(train.train)
 app.add_typer(tune.app, name="tune")
 app.command(name="tune-decoding")(tune.decoding)
+app.command()(stack.up)
+app.command()(stack.down)
+app.command()(stack.status)
 app.command()(submit.submit)
+app.add_typer(jobs.app, name="jobs")
 app.command()(variants.variants)
 app.command()(runs.runs)
 app.command()(respond.respond)
@@ -90,13 +97,15 @@ def main() -> None:
         sys.exit(error.exit_code)
     except UsageError as error:
         _fail(str(error), 2)
-    except DataError as error:
+    except (DataError, ServiceError) as error:
         _fail(str(error), 1)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
         log = _keep_traceback()
+        if logs.JOB in os.environ:  # its file may be on another machine
+            traceback.print_exc()
         what = f"{type(error).__name__}: {error}"
         _fail(f"{what}\nThis should not have happened; the details are in {log}", 1)
 

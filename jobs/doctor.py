@@ -6,12 +6,13 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import psutil
 import typer
@@ -20,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
+from attune.platform import stack
 from attune.platform.home import home
 
 GIGABYTE = 2**30
@@ -37,12 +39,30 @@ class Check:
     fix: str | None = None
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Look at the cluster instead: token, machines, versions, shared disk, MLflow.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Check versions, devices, compiler, cluster, tracking store, data and disk; say what to fix.
 
-    Exit code 1 where something is missing that Attune cannot run without.
+    Exit code 1 where something is missing that Attune cannot run without. With --cluster it looks
+    at the Ray cluster that RAY_ADDRESS names, or that `attune up` started; one that is far away
+    looks at itself.
+
+    Examples:
+
+    - `attune doctor`
+    - `attune doctor --cluster`
+    - `attune submit --address http://head:8265 --follow -- doctor --cluster`
     """
-    checks = [check for look in CHECKS for check in _looked(look)]
+    looks = CLUSTER_CHECKS if cluster else CHECKS
+    checks = [check for look in looks for check in _looked(look)]
     ok = all(check.status != "error" for check in checks)
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in checks:
@@ -127,6 +147,12 @@ def _compiler() -> list[Check]:
 
 
 def _cluster() -> list[Check]:
+    part = stack.running(stack.RAY)
+    if part is not None:
+        problem = part.problem()
+        found = f"the local stack's at {part.address}" + (f" {problem}" if problem else "")
+        fix = "'attune down', then 'attune up'" if problem else None
+        return [Check(name="cluster", status="warning" if fix else "ok", found=found, fix=fix)]
     command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -195,6 +221,62 @@ def _disk() -> list[Check]:
     return [Check(name="disk", status="ok", found=found)]
 
 
+def _machines() -> list[Check]:
+    """All that is asked of a cluster, in one visit to each of its machines."""
+    from attune.platform import cluster, tracking
+
+    part = stack.running(stack.RAY)
+    address = os.environ.get("RAY_ADDRESS") or (stack.head_address(part) if part else None)
+    if address is None:
+        fix = "'attune up' starts one here; otherwise set RAY_ADDRESS, or look from inside of it "
+        fix += "with 'attune submit --address http://HOST:8265 --follow -- doctor --cluster'"
+        return [Check(name="address", status="error", found="no cluster is known", fix=fix)]
+    try:
+        cluster.connect(address)
+    except (OSError, RuntimeError, ValueError) as error:
+        short = str(error).strip().splitlines()[0][:300]
+        fix = "check that it runs ('ray status' there), its address, and that your token is its own"
+        return [Check(name="address", status="error", found=f"{address}: {short}", fix=fix)]
+    home().mkdir(parents=True, exist_ok=True)
+    store = tracking.store_uri()
+    with tempfile.NamedTemporaryFile(dir=home(), prefix=".doctor-") as probe:
+        found = cluster.survey(Path(probe.name), store)
+    cpus, gpus = sum(each.cpus for each in found), sum(each.gpus for each in found)
+    counted = f"{len(found)}, with {cpus:g} CPUs and {gpus:g} GPUs"
+    own = next((each.versions for each in found), {})
+    others = {
+        f"{name} {each.versions[name]} at {each.address}"
+        for each in found
+        for name in own
+        if each.versions[name] != own[name]
+    }
+    blind = [each.address for each in found if not each.sees]
+    cut_off = [f"{each.address} ({each.unreachable})" for each in found if each.unreachable]
+    versions = ", ".join(f"{name} {version}" for name, version in own.items())
+    return [
+        Check(name="address", status="ok", found=f"{address}, which takes the token"),
+        Check(name="machines", status="ok" if cpus else "error", found=counted),
+        _all_or(
+            "versions", f"{versions}, everywhere", sorted(others), "install the same everywhere",
+        ),
+        _all_or(
+            "home", f"{home()} is seen by all", [f"not seen by {each}" for each in blind],
+            "put ATTUNE_HOME on a disk that all machines mount at the same path",
+        ),
+        _all_or(
+            "tracking", f"{store.rpartition('@')[2]}, from everywhere", cut_off,
+            "start the tracking server where all machines reach it, or set MLFLOW_TRACKING_URI",
+        ),
+    ]  # fmt: skip
+
+
+def _all_or(name: str, well: str, wrong: list[str], fix: str) -> Check:
+    if wrong:
+        return Check(name=name, status="error", found="; ".join(wrong), fix=fix)
+    return Check(name=name, status="ok", found=well)
+
+
+CLUSTER_CHECKS: tuple[Callable[[], list[Check]], ...] = (_machines,)
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
     _python, _packages, _devices, _compiler, _cluster, _tracking_store, _data, _disk,
 )  # fmt: skip

@@ -1,12 +1,32 @@
 """`attune submit`: any command of Attune as a Ray job."""
 
 import shlex
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from attune.jobs.console import Json, console, print_json
 from attune.platform.errors import UsageError, unknown
+
+if TYPE_CHECKING:  # Ray takes seconds, which `--help` should not
+    from attune.platform.jobs import Job, Jobs
+
+EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": 130}
+"""Of a job that is waited for; any other way to end is 1."""
+HERE = ("submit", "jobs", "up", "down", "status")
+"""What makes no sense as a job."""
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="http://HOST:8265",
+        help="The cluster's job server.",
+        show_default="RAY_ADDRESS, or what `attune up` started",
+    ),
+]
 
 
 def submit(
@@ -14,46 +34,169 @@ def submit(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="What to run, behind `--`.")
     ],
-    address: Annotated[
+    address: Address = None,
+    gpus_per_worker: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="GPUs that each worker of a training takes.",
+            show_default="1 if there are enough",
+        ),
+    ] = None,
+    cpus_per_worker: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Cores that each worker of a training takes.",
+            show_default="all that there are, shared",
+        ),
+    ] = None,
+    upload: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH", exists=True,
+            help="A file or folder named in COMMAND that the cluster cannot see: it is shipped, "
+            "and kept in ATTUNE_HOME there.",
+        ),
+    ] = None,
+    home: Annotated[
         str | None,
         typer.Option(
-            metavar="http://HOST:8265",
-            help="The cluster's job server.",
-            show_default="RAY_ADDRESS, or this machine's",
+            metavar="DIR", help="ATTUNE_HOME on the cluster, seen by all its machines.",
+            show_default="the same path as here",
         ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the job's output until it ends.")
     ] = False,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Run any attune command as a job of a Ray cluster, with the code that is installed here.
 
     The cluster's machines need Attune's requirements (its code is shipped as a wheel), and must
-    see ATTUNE_HOME and the data at the same paths as here (a shared disk).
+    see ATTUNE_HOME; data they see at the same path as here, or it is shipped by --upload. A job
+    that finds no room waits and says what for. `attune jobs` lists, shows, stops and waits for
+    jobs; a stopped one goes on when it is submitted again with `--resume`.
 
     Examples:
 
     - `attune submit -- train multi-trs --workers 2`
-    - `attune submit --address http://head:8265 --follow -- train mime --data /data/ed`
+    - `attune submit --follow -- train mime --name mine --resume`
+    - `attune submit --upload data/mine -- train mime --data data/mine`
+    - `attune submit --address http://head:8265 --home /shared/attune --gpus-per-worker 1
+      -- tune mime --space loss-weights --budget 2h`
     """
-    known = _commands(context)
+    known = [name for name in _group(context).commands if name not in HERE]
     if command[0] not in known:
         raise UsageError(unknown("command", command[0], known))
+    for path in upload or ():
+        if str(path) not in {str(Path(part)) for part in command}:
+            raise UsageError(f"--upload {path}: the command does not name it")
+    words = _parsed(_group(context), command)
+    if home is not None and not home.startswith("/"):
+        raise UsageError(f"--home {home}: give the whole path, beginning with '/'")
     from attune.platform import cluster
+    from attune.platform.jobs import Jobs
 
-    job = cluster.submit(command, address)
+    jobs = Jobs(address)
+    named = command if home else _named(command, words)
+    per_worker = {cluster.GPUS: gpus_per_worker, cluster.CPUS: cpus_per_worker}
+    job = jobs.submit(
+        named,
+        run=_option(named, "--name") or "",
+        uploads=upload or (),
+        place=home,
+        variables={name: str(n) for name, n in per_worker.items() if n is not None},
+    )
     screen = console(as_json)
-    screen.print(f"job {job.id} at {job.address}: attune {shlex.join(command)}", markup=False)
-    if follow:
-        status = job.follow(lambda text: screen.print(text, markup=False, end=""))
-        screen.print(f"job {job.id}: {status}", markup=False)
+    screen.print(f"job {job} at {jobs.address}: attune {shlex.join(named)}", markup=False)
+    ended = follow_job(jobs, job, screen) if follow else None
+    if not follow:
+        screen.print(f"see 'attune jobs logs {job} --follow' and 'attune jobs list'", markup=False)
     if as_json:
-        print_json({"job_id": job.id, "address": job.address, "command": command})
-    if follow and status != "SUCCEEDED":
-        raise typer.Exit(1)
+        state = {"state": ended.state} if ended else {}
+        print_json(
+            {"job_id": job, "address": jobs.address, "command": named,
+             "run": _option(named, "--name"), "dashboard": jobs.dashboard(job), **state}
+        )  # fmt: skip
+    if ended:
+        raise typer.Exit(exit_code(ended))
 
 
-def _commands(context: typer.Context) -> list[str]:
-    parent = context.find_root().command
-    return [name for name in parent.list_commands(context) if name != "submit"]  # type: ignore[attr-defined]
+def follow_job(jobs: "Jobs", job: str, screen: Console) -> "Job":
+    """Show what a job prints until it ends, and how it ended; Ctrl-C leaves it alone."""
+    shown = []
+
+    def show(text: str) -> None:
+        shown.append(text)
+        screen.print(text, markup=False, end="")
+
+    try:
+        ended = jobs.follow(job, show)
+    except KeyboardInterrupt:
+        screen.print(f"the job goes on: 'attune jobs stop {job}' ends it", markup=False)
+        raise
+    if not shown and ended.message:
+        screen.print(ended.message, markup=False)
+    screen.print(f"job {job}: {ended.state}", markup=False)
+    return ended
+
+
+def exit_code(job: "Job") -> int:
+    """What `wait` and `--follow` end with."""
+    return EXIT_CODES.get(job.state, 1)
+
+
+def _group(context: typer.Context) -> Any:
+    return context.find_root().command
+
+
+def _parsed(group: Any, command: list[str]) -> dict[str, Any]:
+    """What is asked for, by the names of the last sub-command's options; a wrong option is an error
+    here rather than a job that fails."""
+    name, *words = command
+    each = group.commands[name]
+    context = each.make_context(name, words)
+    if hasattr(each, "commands"):
+        left = [*context._protected_args, *context.args]
+        return {**_parsed(each, left), "group": name} if left else {}
+    return {"command": name, **context.params}
+
+
+def _named(command: list[str], words: dict[str, Any]) -> list[str]:
+    """A new run or sweep gets its name now, so that the job can tell of it from the start."""
+    if words.get("name") or words.get("resume") or words.get("seeds"):
+        return command
+    if words.get("command") == "train":
+        from attune.platform import store
+        from attune.platform.settings import find_variant
+
+        find_variant(words["variant"])
+        data = Path(words["data"] or "bundled").name
+        name = _reserved(store.folder_of_runs(), lambda: store.new_name(words["variant"], data))
+    elif words.get("group") == "tune" and words["command"] == "run" and words["variants"]:
+        from attune.platform.tuning import sweep
+
+        start = f"tune-{'-'.join(words['variants'])}"[:60]
+        name = _reserved(sweep.folder_of_sweeps(), lambda: sweep.new_name(start))
+    else:
+        return command
+    return [*command, "--name", name]
+
+
+def _reserved(folder: Path, new_name: Callable[[], str]) -> str:
+    """A name that the next job does not get, though this one may begin much later."""
+    while True:
+        name = new_name()
+        try:
+            (folder / name).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return name
+
+
+def _option(command: list[str], name: str) -> str | None:
+    for part, following in zip(command, [*command[1:], ""], strict=True):
+        if part == name:
+            return following
+        if part.startswith(f"{name}="):
+            return part.partition("=")[2]
+    return None

@@ -35,6 +35,9 @@ def ui(
         ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The page's port.")] = 7860,
+    without_runs: Annotated[
+        bool, typer.Option("--without-runs", help="Open it even if no run can answer yet.")
+    ] = False,
 ) -> None:
     """Open a page on which runs answer a conversation side by side, until Ctrl-C.
 
@@ -49,7 +52,7 @@ def ui(
     - `attune ui --host 0.0.0.0`, and others open `http://THIS-MACHINE:7860`
     """
     check_address(host, port)
-    offer = offered(names)
+    offer = offered(names, without_runs)
     screen = console()
     screen.print("starting the page ...", style="dim")
     from attune.ui import app
@@ -86,15 +89,15 @@ def check_address(host: str, port: int) -> None:
             raise UsageError(f"cannot listen at {host}:{port}: {error.strerror}") from None
 
 
-def offered(names: list[str] | None) -> "Offer":
-    """The runs that are named, or all that can answer; none at all is an error."""
+def offered(names: list[str] | None, without_runs: bool = False) -> "Offer":
+    """The runs that are named, or all that can answer; none at all may be an error."""
     given = [options.trained_run(name) for name in names] if names else None
-    if given is None and not any(run.model.is_dir() for run in store.all_runs()):
+    if not (without_runs or given) and not any(run.model.is_dir() for run in store.all_runs()):
         raise UsageError(_none_yet())
     from attune.ui.offer import Offer
 
     offer = Offer(given)
-    if not offer.runs():
+    if not (without_runs or offer.runs()):
         raise UsageError(_none_yet())
     return offer
 

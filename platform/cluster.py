@@ -1,18 +1,14 @@
-"""Ray: joining or starting a cluster, and running a training job in it."""
+"""Ray: joining or starting a cluster, and training or doing tasks in it."""
 
 import itertools
 import logging
 import os
-import shlex
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from attune.platform import wheel
-from attune.platform.errors import UsageError
-from attune.platform.home import home
+from attune.platform import logs, stack
 from attune.platform.store import Run
 
 T = TypeVar("T")
@@ -32,52 +28,120 @@ class FileTask(Protocol):
 
 
 F = TypeVar("F", bound=FileTask)
-JOB_SERVER = "http://127.0.0.1:8265"
-SHIPPED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+CPUS, GPUS = "ATTUNE_CPUS_PER_WORKER", "ATTUNE_GPUS_PER_WORKER"
+"""What `attune submit` was told that a worker needs."""
 
+SECONDS_TO_LOOK = 120
 RETRIES = 3
 """How often a run is taken up again after a worker died."""
 
 
-def use_token() -> None:
-    """Show Ray the user's token wherever there is one; its clients do not look by themselves."""
+def use_token(address: str | None = None) -> None:
+    """Show Ray the token wherever there is one: the local stack's for its address, otherwise the
+    user's. Before Ray is imported, which looks for it only then."""
+    if stack.is_stack(address or os.environ.get("RAY_ADDRESS")):
+        ours = stack.ray_variables()
+        if "RAY_AUTH_TOKEN" in os.environ:  # what is given counts, even if it is wrong
+            del ours["RAY_AUTH_TOKEN_PATH"]
+        for name, value in ours.items():
+            os.environ.setdefault(name, value)
     given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if given or Path("~/.ray/auth_token").expanduser().is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-def connect() -> None:
-    """Join the cluster that RAY_ADDRESS names, or start one on this machine for this process."""
-    use_token()
+def connect(address: str | None = None) -> None:
+    """Join the cluster that is given or that RAY_ADDRESS names, or start one on this machine for
+    this process."""
+    use_token(address)
     import ray
 
     if ray.is_initialized():
         return
     # Ray repeats every worker's output on the driver's; ours goes to the run's folder.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not os.environ.get("RAY_ADDRESS"):
+    if not (address or os.environ.get("RAY_ADDRESS")):
         options["include_dashboard"] = False
-    ray.init(**options)
+    ray.init(address, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a machine of a cluster says of itself."""
+
+    address: str
+    cpus: float
+    gpus: float
+    versions: dict[str, str]
+    sees: bool
+    """Whether the file that was looked for is there."""
+    unreachable: str
+    """What is wrong with the tracking server, from there."""
+
+
+def survey(probe: Path, tracking: str) -> list[Machine]:
+    """Look around on each machine of the cluster: its versions, whether it sees a file, and whether
+    it reaches a tracking server, if there is one."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    machines = [node for node in ray.nodes() if node["Alive"]]
+    looks = [
+        ray.remote(_look)
+        .options(
+            num_cpus=0,  # a cluster may be busy
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        )
+        .remote(str(probe), tracking)
+        for node in machines
+    ]
+    return [
+        Machine(
+            address=node["NodeManagerAddress"],
+            cpus=node["Resources"].get("CPU", 0),
+            gpus=node["Resources"].get("GPU", 0),
+            **found,
+        )
+        for node, found in zip(machines, ray.get(looks, timeout=SECONDS_TO_LOOK), strict=True)
+    ]
+
+
+def _look(probe: str, tracking: str) -> dict[str, Any]:
+    import platform
+    import urllib.request
+    from importlib import metadata
+
+    unreachable = ""
+    if tracking.startswith(("http:", "https:")):
+        try:
+            with urllib.request.urlopen(f"{tracking.rstrip('/')}/version", timeout=10):
+                pass
+        except (OSError, ValueError) as error:
+            unreachable = str(error)
+    packages = ("ray", "torch", "deepspeed", "mlflow", "polars")
+    versions = {name: metadata.version(name) for name in packages}
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "sees": Path(probe).exists(),
+        "unreachable": unreachable,
+    }
 
 
 def fit(run: Run, cores: int) -> None:
     """Train a run with Ray Train, so many cores a worker; returns when it has ended or was asked to
     stop."""
-    import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     from attune.platform.training.worker import work
 
-    gpus = ray.cluster_resources().get("GPU", 0)
-    use_gpu = gpus >= run.workers
+    needs = needs_of(run, cores)
+    use_gpu = "GPU" in needs
     trainer = TorchTrainer(
         work,
-        train_loop_config={"folder": str(run.folder)},
+        train_loop_config={"folder": str(run.folder), "ids": logs.ids()},
         scaling_config=ScalingConfig(
-            num_workers=run.workers,
-            use_gpu=use_gpu,
-            resources_per_worker={"CPU": cores},
+            num_workers=run.workers, use_gpu=use_gpu, resources_per_worker=needs
         ),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         run_config=RunConfig(
@@ -89,6 +153,47 @@ def fit(run: Run, cores: int) -> None:
         ),
     )
     trainer.fit()
+
+
+def needs_of(run: Run, cores: int) -> dict[str, float]:
+    """What each worker of a run takes: cores, and GPUs where there are enough or some are asked
+    for."""
+    import ray
+
+    usual = 1 if ray.cluster_resources().get("GPU", 0) >= run.workers else 0
+    gpus = _asked(GPUS, usual)
+    return {"CPU": cores, **({"GPU": gpus} if gpus else {})}
+
+
+def _asked(variable: str, otherwise: int) -> int:
+    return int(os.environ.get(variable) or otherwise)
+
+
+def waits_for(run: Run, cores: int) -> str:
+    """What a run's workers have asked for and not got, for people; empty where they have it."""
+    import ray
+    from ray.util import placement_group_table
+
+    needs = needs_of(run, cores)
+    for group in placement_group_table().values():
+        asked = list(group["bundles"].values())
+        if group["state"] == "PENDING" and asked == [needs] * run.workers:
+            whole = {name: amount * run.workers for name, amount in needs.items()}
+            return unmet(whole, ray.available_resources(), ray.cluster_resources())
+    return ""
+
+
+def unmet(
+    wanted: Mapping[str, float], free: Mapping[str, float], total: Mapping[str, float]
+) -> str:
+    """`2 CPUs: 0 of 2 free`, for each resource there is not enough of; or for all, where they are
+    free but not on one machine, or were until just now."""
+    lacking = {name: n for name, n in wanted.items() if free.get(name, 0) < n}
+    return ", ".join(
+        f"{amount:g} {name}{'s' if amount > 1 else ''}: {free.get(name, 0):g} of "
+        f"{total.get(name, 0):g} free"
+        for name, amount in (lacking or wanted).items()
+    )
 
 
 def run_tasks(
@@ -134,82 +239,26 @@ def make_files(
 
 def room(workers: int, runs: int) -> tuple[int, int]:
     """How many of some runs, of so many workers each, can be trained at once, and the cores for
-    each worker: the most with which all have a place; Ray gives a worker as many threads."""
+    each worker: the most with which all have a place, unless it was said how many; Ray gives a
+    worker as many threads."""
     import ray
 
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    at_once, cores = _shared([int(each.get("CPU", 0)) for each in machines], workers, runs)
+    cpus = [int(each.get("CPU", 0)) for each in machines]
+    at_once, cores = _shared(cpus, workers, runs, _asked(CPUS, 0))
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    if gpus >= workers:  # then each worker has one
-        at_once = min(at_once, gpus // workers)
+    if gpus >= workers:  # then each worker has one, or as many as were asked for
+        at_once = max(1, min(at_once, gpus // (workers * max(1, _asked(GPUS, 1)))))
     return at_once, cores
 
 
-def _shared(machines: Sequence[int], workers: int, runs: int) -> tuple[int, int]:
+def _shared(machines: Sequence[int], workers: int, runs: int, asked: int = 0) -> tuple[int, int]:
+    def places(cores: int) -> int:
+        return sum(each // cores for each in machines)
+
+    if asked:
+        return max(1, min(runs, places(asked) // workers)), asked
     for cores in range(max(machines), 0, -1):
-        if sum(each // cores for each in machines) >= workers * runs:
+        if places(cores) >= workers * runs:
             return runs, cores
-    return max(1, sum(machines) // workers), 1
-
-
-def log_file(run: Run) -> Path:
-    """What a run's workers had to say."""
-    return run.folder / "log.txt"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job of a cluster."""
-
-    id: str
-    address: str
-    client: Any
-
-    def follow(self, show: Callable[[str], None]) -> str:
-        """Pass on what the job prints until it ends; how it ended."""
-        import asyncio
-
-        async def tail() -> None:
-            async for text in self.client.tail_job_logs(self.id):
-                show(text)
-
-        asyncio.run(tail())
-        return str(self.client.get_job_status(self.id).value)
-
-
-def submit(command: Sequence[str], address: str | None = None) -> Job:
-    """Start an attune command as a job, with the code that runs here."""
-    use_token()
-    from ray.exceptions import AuthenticationError
-    from ray.job_submission import JobSubmissionClient
-
-    address = address or os.environ.get("RAY_ADDRESS") or JOB_SERVER
-    try:
-        client = JobSubmissionClient(address)
-    except AuthenticationError as error:
-        raise UsageError(
-            f"the Ray cluster at {address} wants its token: put it into ~/.ray/auth_token or "
-            f"RAY_AUTH_TOKEN"
-        ) from error
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(
-            f"no Ray job server answers at {address}: start one with 'ray start --head', or name "
-            f"it with --address http://HOST:8265 ({error})"
-        ) from error
-    variables = {name: os.environ[name] for name in SHIPPED_VARIABLES if name in os.environ}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            job = client.submit_job(
-                entrypoint=f"python -m attune.jobs.cli {shlex.join(command)}",
-                runtime_env={
-                    "py_modules": [str(wheel.build(Path(folder)))],
-                    "env_vars": {**variables, "ATTUNE_HOME": str(home())},
-                },
-                metadata={"command": shlex.join(["attune", *command])},
-            )
-        except RuntimeError as error:
-            raise UsageError(
-                f"the Ray job server at {address} does not take the job: {error} (two clusters on "
-                f"one machine keep each other from taking jobs: 'ray status' shows which are there)"
-            ) from error
-    return Job(id=job, address=address, client=client)
+    return max(1, places(1) // workers), 1

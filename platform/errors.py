@@ -12,6 +12,11 @@ class DataError(ValueError):
     """A file does not hold what it should; the message names file, row and fix. Exit code 1."""
 
 
+class ServiceError(RuntimeError):
+    """A process or a server does not do what it should; the message says what it said. Exit code 1,
+    no traceback."""
+
+
 def unknown(kind: str, given: object, choices: Iterable[str]) -> str:
     """`unknown emotion 'happi': did you mean 'happy'?`, or the choices where nothing is near."""
     choices = sorted(choices)

@@ -4,6 +4,7 @@ run.json          what was asked for and what came of it (`Run`)
 vocabulary.txt    the tokens it reads and writes
 lexicon.json      the emotion words it reads, where it does
 metrics.jsonl     one line per logged step, written by the first worker
+log.txt           what it had to say; log.jsonl the same with all ids (`logs.py`)
 checkpoints/      to go on from (`training/checkpoints.py`)
 model/            the result: weights and all that is needed to answer (`runs.py`)
 answers/          answers to whole splits (Parquet), by `attune evaluate`
@@ -58,9 +59,15 @@ class Run:
     command: str = ""
     commit: str = ""
     created: str = ""
+    job: str = ""
+    """The Ray job that trains it, or did last."""
+    dashboard: str = ""
+    """Where Ray shows that job, or the cluster it is trained in."""
     notice: str = ""
     """What whoever begins it should know of it."""
     status: Status = "running"
+    error: str = ""
+    """What it has failed of."""
     result: dict[str, Any] = field(default_factory=dict)
     """`steps`, `seconds`, `best_step` and `metrics` once there are some."""
 

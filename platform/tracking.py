@@ -175,9 +175,16 @@ def _tags(run: Run) -> dict[str, str]:
         MLFLOW_SOURCE_NAME: run.command,
         "variant": run.variant,
         "data_hash": run.data["hash"],
+        **_job_tags(run),
     }
     harvest = run.data.get("harvest")
     return {**tags, "harvest_hash": harvest["hash"]} if harvest else tags
+
+
+def _job_tags(run: Run) -> dict[str, str]:
+    """The Ray job that trains a run; by its metadata the job knows the run."""
+    told = {"ray_job": run.job, "ray_dashboard": run.dashboard}
+    return {key: value for key, value in told.items() if value}
 
 
 def reopen(run: Run) -> None:
@@ -185,7 +192,9 @@ def reopen(run: Run) -> None:
     with _contact(run) as (client, run_id):
         with _quick():
             client.update_run(run_id, status=STATUS["running"])
-        client.set_tag(run_id, MLFLOW_RUN_NOTE, _note(dataclasses.replace(run, status="running")))
+        now = {MLFLOW_RUN_NOTE: _note(dataclasses.replace(run, status="running"))}
+        for key, value in {**now, **_job_tags(run)}.items():
+            client.set_tag(run_id, key, value)
 
 
 def finish(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True) -> bool:
@@ -218,6 +227,8 @@ def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
     checkpoint = checkpoints.newest(run.checkpoints)
     if files and checkpoint is not None and run.training["track_checkpoint"]:
         client.log_artifacts(run_id, str(checkpoint), f"checkpoints/{checkpoint.name}")
+    if run.error:
+        client.set_tag(run_id, "error", run.error)
     if run.result.get("best_step") is not None:
         client.set_tag(run_id, "best_step", run.result["best_step"])
     model_id = _log_model(client, run_id, run) if files and run.model.is_dir() else None
@@ -529,7 +540,7 @@ def _outcome(run: Run) -> str:
     if run.status == "running":
         return "still running"
     result = run.result
-    parts: list[str] = [run.status]
+    parts: list[str] = [f"{run.status}: {run.error}" if run.error else run.status]
     if "steps" in result:
         parts.append(f"{result['steps']:,} steps in {result['seconds']:,.0f} s")
     if result.get("best_step") is not None:

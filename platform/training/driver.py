@@ -1,7 +1,9 @@
 """The process that a user starts: makes sure of the run, starts the workers, tracks, finishes."""
 
+import dataclasses
 import fcntl
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,15 +13,16 @@ from typing import Any
 import polars as pl
 
 from attune.models.base import DialogueVariant
-from attune.platform import cluster, tracking
+from attune.platform import cluster, logs, tracking
 from attune.platform.corpora.prepare import read_manifest, read_samples
-from attune.platform.errors import UsageError
+from attune.platform.errors import ServiceError, UsageError
 from attune.platform.serving import Responder
 from attune.platform.settings import find_variant
 from attune.platform.store import Run
-from attune.platform.training.loop import PLAN, RESULT
+from attune.platform.training.loop import PLAN, PROBLEM, RESULT
 
 SAMPLE_ANSWERS = 20
+LONGEST_ERROR = 1000
 SECONDS_BETWEEN_LOOKS = 0.5
 """At what the workers have logged: each look takes a core from them for a moment."""
 SECONDS_TO_SEND = 60.0
@@ -59,11 +62,15 @@ def train_all(runs: Sequence[Run], show: Show) -> list[Run]:
 
 def _begun(run: Run) -> Run:
     run.stop_file.unlink(missing_ok=True)
-    (run.folder / RESULT).unlink(missing_ok=True)
+    for left in (RESULT, PLAN, PROBLEM):
+        (run.folder / left).unlink(missing_ok=True)
+    job, dashboard = (os.environ.get(name, "") for name in (logs.JOB, logs.DASHBOARD))
+    run = dataclasses.replace(run, error="", job=job, dashboard=dashboard)
     if run.run_id is None:
         run = tracking.start(run, read_manifest(Path(run.data["folder"])))
     else:
         tracking.reopen(run)
+    logs.write(run, "begins")
     return run.changed(status="running")
 
 
@@ -93,6 +100,8 @@ def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
                 cluster.fit(run, cores)
             except BaseException as error:
                 failures[run.name] = error
+            if (problem := run.folder / PROBLEM).exists():
+                failures[run.name] = ServiceError(_failed(run, problem))
 
     threads = [
         threading.Thread(target=fit, args=(run,), name=f"fit {run.name}", daemon=True)
@@ -106,11 +115,15 @@ def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
             alive[0].join(SECONDS_BETWEEN_LOOKS)
             for each in lines:
                 each.show(show)
+                if not each.planned:
+                    each.waits(cluster.waits_for(each.run, cores))
         except (KeyboardInterrupt, SystemExit):
             if any(run.stop_file.exists() for run in runs):  # asked twice: at once, then
                 raise
             for run in runs:
                 run.stop_file.touch()
+            if not any(each.planned for each in lines):  # no worker is there to obey
+                break
             asked = "stopping after this step, with a checkpoint; again to stop at once"
             show(runs[0].name, {"message": asked})
     for each in lines:
@@ -125,6 +138,16 @@ class _Lines:
         self.run = run
         self.read = {path: _size(path) for path in self._files()}
         self.planned = False
+        """Whether its workers have begun."""
+        self.waited = self.told = False
+
+    def waits(self, wanted: str) -> None:
+        """Say what the run waits for, and when it has it; not of what passes between two looks."""
+        now = bool(wanted)
+        if now == self.waited != self.told:
+            logs.write(self.run, f"waits for {wanted}" if wanted else "has all it needs")
+            self.told = now
+        self.waited = now
 
     def show(self, show: Show) -> None:
         if not self.planned and (self.run.folder / PLAN).exists():
@@ -148,7 +171,7 @@ class _Lines:
         return whole.decode().split("\n") if end else []
 
     def _files(self) -> tuple[Path, Path]:
-        return self.run.metrics_file, cluster.log_file(self.run)
+        return self.run.metrics_file, logs.text_file(self.run)
 
 
 def _size(path: Path) -> int:
@@ -158,8 +181,31 @@ def _size(path: Path) -> int:
 def _ended(run: Run, failure: BaseException | None) -> Run:
     path = run.folder / RESULT
     if failure is None and path.exists():
-        return run.changed(status="finished", result=json.loads(path.read_text(encoding="utf-8")))
-    return run.changed(status="failed" if failure is not None else "stopped")
+        result = json.loads(path.read_text(encoding="utf-8"))
+        ended = run.changed(status="finished", result=result)
+    elif failure is None:
+        ended = run.changed(status="stopped")
+    else:
+        ended = run.changed(status="failed", error=_cause(run, failure))
+    logs.write(ended, ": ".join(filter(None, (ended.status, ended.error))),
+               "error" if ended.error else "info")  # fmt: skip
+    return ended
+
+
+def _failed(run: Run, problem: Path) -> str:
+    """What its only worker raised, as it told before it ended."""
+    return f"run '{run.name}' failed: {_last_line(problem)}\nThe details are in {problem}"
+
+
+def _cause(run: Run, failure: BaseException) -> str:
+    """An exception in one line."""
+    if (problem := run.folder / PROBLEM).exists():
+        return _last_line(problem)
+    return f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0][:LONGEST_ERROR]
+
+
+def _last_line(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip().splitlines()[-1][:LONGEST_ERROR]
 
 
 def _later(run: Run, unsent: int) -> str:

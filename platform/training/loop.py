@@ -33,7 +33,7 @@ from attune.models.base import (
     Update,
     Variant,
 )
-from attune.platform import runs
+from attune.platform import logs, runs
 from attune.platform.batches import Columns, Loaded, Stream, followed
 from attune.platform.store import Run
 from attune.platform.training import checkpoints
@@ -43,10 +43,12 @@ from attune.platform.training.metrics_file import MetricsFile
 from attune.platform.training.schedules import rate
 from attune.platform.training.settings import TrainingConfig
 
-PLAN, RESULT = "plan.json", "result.json"
+PLAN, RESULT, PROBLEM = "plan.json", "result.json", "problem.txt"
 Watch = Callable[[int, Mapping[str, float], bool], None]
 """Called by the first worker with a step, what it logged there, and whether all is over after it;
 of a look at valid only when its checkpoint is written. It may raise to end the training."""
+Export = Callable[[int, Mapping[str, float]], None]
+"""Called by the first worker with a step and all that it logged there, for whoever measures."""
 VALID_TOKENS = 8192  # of a batch in evaluation
 CPU = torch.device("cpu")
 
@@ -96,9 +98,10 @@ class Training:
         valid: Columns,
         worker: Worker = Worker(),  # noqa: B008
         watch: Watch = lambda *_: None,
+        export: Export = lambda *_: None,
     ):
         self.run, self.model, self.valid, self.worker = run, model, valid, worker
-        self.watch = watch
+        self.watch, self.export = watch, export
         self.training = TrainingConfig(**run.training)
         self.variant = model.variant.to(worker.device)
         self.stages = self.variant.stages()
@@ -287,14 +290,18 @@ class Training:
         if self.worker.first:
             found = dict(zip(("loss", *names), values.tolist(), strict=True))
             speed = {"samples_per_second": samples / seconds, "learning_rate": learning_rate}
-            self.metrics.add(standing.total + 1, {**found, **speed, "stage": standing.stage})
+            self._add(standing.total + 1, {**found, **speed, "stage": standing.stage})
             self.watch(standing.total + 1, found, False)
+
+    def _add(self, step: int, found: dict[str, float]) -> None:
+        self.metrics.add(step, found)
+        self.export(step, found)
 
     def _evaluated(self, stage: Stage, standing: Standing) -> tuple[Standing, dict[str, float]]:
         """Look at valid, and keep the model if it is the stage's best so far."""
         found = evaluate(self.variant, stage, self.valid, self.worker)
         if self.worker.first:
-            self.metrics.add(standing.total, found)
+            self._add(standing.total, found)
         value = found[stage.metric]
         value = -value if "accuracy" in stage.metric else value
         if standing.best is not None and not value < standing.best:
@@ -392,8 +399,7 @@ class Training:
 
     def _report(self, message: str) -> None:
         if self.worker.first:
-            with (self.run.folder / "log.txt").open("a", encoding="utf-8") as file:
-                file.write(message + "\n")
+            logs.write(self.run, message)
 
 
 def total_loss(update: Update, terms: Losses) -> Tensor:

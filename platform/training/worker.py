@@ -2,29 +2,68 @@
 
 import gc
 import logging
+import os
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ray.train
 import ray.train.torch
 import torch
 
-from attune.platform import memory, store
+from attune.platform import logs, memory, store
+from attune.platform.errors import DataError, UsageError
 from attune.platform.store import Run
 from attune.platform.training import engine, start
-from attune.platform.training.loop import Training, Watch, Worker
+from attune.platform.training.loop import PROBLEM, Export, Training, Watch, Worker
 
 
-def work(settings: dict[str, str]) -> None:
+def work(settings: dict[str, Any]) -> None:
     """Train the run in a folder, from its last checkpoint on."""
+    os.environ.update(settings["ids"])
     context = ray.train.get_context()
     device = ray.train.torch.get_device() if torch.cuda.is_available() else torch.device("cpu")
     worker = Worker(
         rank=context.get_world_rank(), world_size=context.get_world_size(), device=device
     )
-    train(store.read(Path(settings["folder"])), worker)
+    run = store.read(Path(settings["folder"]))
+    try:
+        train(run, worker, export=gauges(run))
+    except Exception as error:
+        if worker.world_size > 1:  # it may be another's death that this one noticed
+            raise
+        # Of a single worker's own doing: Ray would start it again to raise it again.
+        told = isinstance(error, UsageError | DataError)
+        text = str(error) if told else traceback.format_exc()
+        (run.folder / PROBLEM).write_text(text, encoding="utf-8")
 
 
-def train(run: Run, worker: Worker, watch: Watch = lambda *_: None) -> bool:
+def gauges(run: Run) -> Export:
+    """Shows all that a run logs to Prometheus, as `ray_attune_loss` and so on, through Ray's own
+    export at each machine."""
+    from ray.util.metrics import Gauge
+
+    tags = {"run": run.name, "variant": run.variant, "job": os.environ.get(logs.JOB, "")}
+    known: dict[str, Gauge] = {}
+
+    def export(step: int, found: Mapping[str, float]) -> None:
+        for name, value in {"step": step, **found}.items():
+            if name not in known:
+                about = f"What a run logs as {name}."
+                known[name] = Gauge(f"attune_{name}", about, tag_keys=tuple(tags))
+                known[name].set_default_tags(tags)
+            known[name].set(value)
+
+    return export
+
+
+def train(
+    run: Run,
+    worker: Worker,
+    watch: Watch = lambda *_: None,
+    export: Export = lambda *_: None,
+) -> bool:
     """Train a run as one of its workers; False where it was asked to stop before its end."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     memory.keep_freed()
@@ -34,4 +73,4 @@ def train(run: Run, worker: Worker, watch: Watch = lambda *_: None) -> bool:
     data, valid = start.data_of(run, model)
     gc.collect()
     gc.freeze()  # what the imports made stays: the collector need not look at it between steps
-    return Training(run, model, data, valid, worker, watch).go()
+    return Training(run, model, data, valid, worker, watch, export).go()

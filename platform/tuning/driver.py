@@ -38,14 +38,13 @@ from attune.platform.errors import UsageError
 from attune.platform.store import Run
 from attune.platform.training import checkpoints, start
 from attune.platform.training.driver import sample_answers
-from attune.platform.training.loop import RESULT
+from attune.platform.training.loop import PROBLEM, RESULT
 from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.spaces import Space
 from attune.platform.tuning.sweep import ENDED, METRICS, REASON, RUNS, SETTINGS, Ended, Sweep
 from attune.platform.tuning.tracker import Tracker
 from attune.platform.tuning.trial import (
     LOOK,
-    PROBLEM,
     TASK,
     Task,
     diverged,

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attune.platform import cluster, store
+from attune.platform import cluster, logs, store
 from attune.platform.errors import DataError, UsageError
 from attune.platform.store import Run
 from attune.platform.training import checkpoints
-from attune.platform.training.loop import RESULT, Worker
+from attune.platform.training.loop import PROBLEM, RESULT, Worker
 from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import configure
 from attune.platform.tuning.sweep import AT_THE_END
 
-TASK, PROBLEM = "task", "problem.txt"
+TASK = "task"
 LOOK = "look"
 """What schedulers count: looks at valid, which are epochs unless `evaluate_every` is set."""
 SECONDS_TO_LEAVE = "60"
@@ -65,8 +65,11 @@ def with_settings(run: Run, settings: Mapping[str, Any]) -> Run:
 
 def trial(config: dict[str, Any]) -> None:
     """Train a run to its end, unless Tune says that it is not worth it."""
+    from ray import tune
+
     # Tune's: a process whose last trial has not left in this time fails the next one.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_LEAVE
+    os.environ[logs.TRIAL] = tune.get_context().get_trial_id()
     task = Task(**config[TASK])
     run = task.run()
     try:
@@ -168,19 +171,18 @@ def _take_over(run: Run) -> None:
             return
         (run.folder / RESULT).unlink(missing_ok=True)
         standing = checkpoints.adopt(Path(folder), run.checkpoints)
-    with cluster.log_file(run).open("a", encoding="utf-8") as file:
-        file.write(f"taking over a better member's weights at step {standing.total:,}\n")
+    logs.write(run, f"taking over a better member's weights at step {standing.total:,}")
 
 
 def _train_here(task: Task, run: Run, teller: _Teller) -> None:
     import ray
     import torch
 
-    from attune.platform.training.worker import train
+    from attune.platform.training.worker import gauges, train
 
     torch.set_num_threads(max(1, int(task.cores)))
     use_gpu = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
-    train(run, Worker(device=torch.device("cuda" if use_gpu else "cpu")), teller)
+    train(run, Worker(device=torch.device("cuda" if use_gpu else "cpu")), teller, gauges(run))
 
 
 def _train_apart(task: Task, run: Run, teller: _Teller) -> None:

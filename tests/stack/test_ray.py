@@ -12,10 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import ray
 from mlflow import MlflowClient
 
-from attune.platform import store
+from attune.platform import stack, store
 from attune.platform.training.metrics_file import read_metrics
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -38,11 +37,17 @@ def environment(prepared, tmp_path_factory):
         patched.setenv("PATH", path)
         patched.setenv("ATTUNE_HOME", str(home))
         patched.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-        context = ray.init(num_cpus=2, include_dashboard=True, log_to_driver=False)
-        patched.setenv("RAY_ADDRESS", context.address_info["address"])
-        patched.setenv("DASHBOARD", f"http://{context.dashboard_url}")
-        yield
-        ray.shutdown()
+        # Not `ray.init`, whose job server takes no jobs beside another cluster on the machine.
+        patched.setattr(stack, "PARTS", (stack.RAY,))
+        patched.delenv("RAY_ADDRESS", raising=False)
+        [port] = stack._free_ports(1)
+        try:
+            part = stack.up({stack.RAY: port}, cores=2)[stack.RAY]
+            patched.setenv("RAY_ADDRESS", stack.head_address(part))
+            patched.setenv("DASHBOARD", part.address)
+            yield
+        finally:
+            stack.down()
 
 
 def attune(*arguments, **options):
@@ -210,7 +215,7 @@ def test_plain_ray_job_submit_starts_it_too():
     home = json.dumps({"env_vars": {"ATTUNE_HOME": os.environ["ATTUNE_HOME"]}})
     done = subprocess.run(
         [BIN / "ray", "job", "submit", "--runtime-env-json", home, "--", *entry],
-        env={**os.environ, "RAY_ADDRESS": os.environ["DASHBOARD"], "RAY_AUTH_MODE": "token"},
+        env={**os.environ, **stack.ray_variables(), "RAY_ADDRESS": os.environ["DASHBOARD"]},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

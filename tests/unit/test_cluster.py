@@ -20,3 +20,11 @@ from attune.platform.cluster import _shared
 )
 def test_everyone_gets_as_much_as_all_can_have(machines, workers, runs, at_once, cores):
     assert _shared(machines, workers, runs) == (at_once, cores)
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "runs", "asked", "at_once"),
+    [([8], 1, 3, 2, 3), ([8], 2, 3, 2, 2), ([2], 1, 2, 4, 1), ([4, 4], 1, 9, 3, 2)],
+)
+def test_cores_that_were_asked_for(machines, workers, runs, asked, at_once):
+    assert _shared(machines, workers, runs, asked) == (at_once, asked)

@@ -1,0 +1,115 @@
+"""`attune jobs`: what a Ray cluster was asked to do, and how it goes."""
+
+import shlex
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from attune.jobs.console import Json, console, print_json
+from attune.jobs.submit import Address, exit_code, follow_job
+from attune.jobs.tables import table
+
+if TYPE_CHECKING:
+    from attune.platform.jobs import Job, Jobs
+
+app = typer.Typer(no_args_is_help=True, help="Jobs of a Ray cluster, begun by `attune submit`.")
+
+Name = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job's id, or the name of its run or sweep.")
+]
+
+
+@app.command(name="list")
+def all_jobs(address: Address = None, as_json: Json = False) -> None:
+    """List the jobs, oldest first; those that wait with what they wait for."""
+    jobs = _jobs(address)
+    found = jobs.all()
+    screen = console(as_json)
+    if found:
+        screen.print(_table(found))
+    else:
+        screen.print(f"no jobs at {jobs.address} yet: see 'attune submit --help'")
+    if as_json:
+        print_json({"address": jobs.address, "jobs": [asdict(job) for job in found]})
+
+
+@app.command()
+def logs(
+    name: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until the job ends, with its exit code.")
+    ] = False,
+    address: Address = None,
+) -> None:
+    """Show what a job has printed, its error if it failed."""
+    jobs = _jobs(address)
+    job = jobs.find(name)
+    if follow:
+        raise typer.Exit(exit_code(follow_job(jobs, job.id, console())))
+    text = jobs.logs(job.id)
+    # A job that could not even begin has printed nothing.
+    print(text if text.strip() else job.message, end="" if text.endswith("\n") else "\n")
+
+
+@app.command()
+def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
+    """Ask a job to end, as Ctrl-C would, and wait for it: its checkpoints are kept."""
+    jobs = _jobs(address)
+    job = jobs.find(name)
+    screen = console(as_json)
+    if job.over:
+        screen.print(f"job {job.id} has ended before: {job.state}", markup=False)
+    else:
+        screen.print(f"stopping job {job.id}, with a checkpoint ...", markup=False)
+        jobs.stop(job.id)
+        job = jobs.wait(job.id)
+        screen.print(f"job {job.id}: {job.state}", markup=False)
+    if job.state == "STOPPED" and job.command.split()[1:2] in (["train"], ["tune"]):
+        screen.print(f"go on with 'attune submit -- {_again(job)}'", markup=False)
+    if as_json:
+        print_json(asdict(job))
+
+
+@app.command()
+def wait(name: Name, address: Address = None, as_json: Json = False) -> None:
+    """Wait until a job has ended: exit code 0 if it succeeded, 1 if it failed, 130 if it was
+    stopped."""
+    jobs = _jobs(address)
+    screen = console(as_json)
+    job = jobs.wait(jobs.find(name).id, lambda text: screen.print(text, markup=False))
+    screen.print(f"job {job.id}: {job.state}", markup=False)
+    if as_json:
+        print_json(asdict(job))
+    raise typer.Exit(exit_code(job))
+
+
+def _jobs(address: str | None) -> "Jobs":
+    from attune.platform.jobs import Jobs
+
+    return Jobs(address)
+
+
+def _again(job: "Job") -> str:
+    words = shlex.split(job.command)[1:]
+    return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+
+def _table(found: "list[Job]") -> Table:
+    made = table("", "job", "state", "run", "age", "command", numbers=("age",))
+    for job in found:
+        state = f"waits for {job.waits_for}" if job.waits_for else job.state.lower()
+        made.add_row(escape(job.id), escape(state), escape(job.run), _age(job), escape(job.command))
+    return made
+
+
+def _age(job: "Job") -> str:
+    """How long it took, or has taken until now."""
+    seconds: Any = (job.ended or time.time()) - job.began
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,141 @@
+"""`attune up`, `down` and `status`: Ray, MLflow and the page on this machine."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from attune.jobs.console import Json, console, print_json
+from attune.jobs.tables import table
+from attune.platform import stack
+from attune.platform.stack import MLFLOW, PAGE, PARTS, RAY, Part
+
+TITLES = {RAY: "Ray", MLFLOW: "MLflow", PAGE: "page"}
+
+
+def up(
+    ray_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Of Ray's head: RAY_ADDRESS.", show_default="one that is free"
+        ),
+    ] = None,
+    dashboard_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Of Ray's dashboard and jobs.", show_default="8265"),
+    ] = None,
+    mlflow_port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="5000")] = None,
+    ui_port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="7860")] = None,
+    cpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cores that jobs share.", show_default="all of this machine's"),
+    ] = None,
+    mlflow_auth: Annotated[
+        bool,
+        typer.Option(
+            "--mlflow-auth", help="Have MLflow ask for a name and the password it is given here."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Start a Ray head, an MLflow server and the page on this machine, and say where they are.
+
+    Only this machine can reach them, and Ray wants a token, which all attune commands know. What
+    runs already is left alone, what has died is started again, and `attune down` stops it all.
+
+    Examples:
+
+    - `attune up`, then `attune submit --follow -- train multi-trs --preset tiny --max-minutes 2`
+    - `attune up --mlflow-port 5001 --ui-port 7861`
+    - `attune up --cpus 4 --mlflow-auth`
+    """
+    screen = console(as_json)
+    before = {name for name, part in stack.parts().items() if part.alive()}
+    ports = {RAY: dashboard_port, MLFLOW: mlflow_port, PAGE: ui_port}
+    found = stack.up(
+        ports, head_port=ray_port, cores=cpus, password=mlflow_auth,
+        say=lambda text: screen.print(text, style="dim", markup=False),
+    )  # fmt: skip
+    for name, part in found.items():
+        since = "runs already" if name in before else "runs"
+        screen.print(f"{TITLES[name]} {since} at [bold]{part.address}[/bold]")
+    _hint(screen, found)
+    if as_json:
+        print_json({"parts": [_described(part) for part in found.values()]})
+
+
+def _hint(screen: Console, found: dict[str, Part]) -> None:
+    screen.print(f"Ray's token is in {stack.token_file()}: the dashboard asks for it", markup=False)
+    if found[MLFLOW].password:
+        screen.print(
+            f"MLflow wants the name '{stack.MLFLOW_USER}' and the password in "
+            f"{stack.password_file()}",
+            markup=False,
+        )
+    screen.print("Next: 'attune submit -- COMMAND', 'attune status', 'attune down'")
+
+
+def down(as_json: Json = False) -> None:
+    """Stop what `attune up` has started, and nothing else.
+
+    Jobs that run are asked to stop first: they keep their checkpoints, and go on when they are
+    submitted again with `--resume`.
+    """
+    screen = console(as_json)
+    stopped = stack.down(lambda text: screen.print(text, style="dim", markup=False))
+    for part in stopped:
+        screen.print(f"{TITLES[part.name]} is stopped")
+    if not stopped:
+        screen.print("nothing was running")
+    if as_json:
+        print_json({"stopped": [part.name for part in stopped]})
+
+
+def status(as_json: Json = False) -> None:
+    """Say where each part of the local stack is, whether it answers, and the memory it takes.
+
+    Exit code 1 where a part is missing or does not answer.
+    """
+    screen = console(as_json)
+    found = stack.parts()
+    described = [_described(found[name]) for name in PARTS if name in found]
+    if not described:
+        screen.print("nothing is running: 'attune up' starts Ray, MLflow and the page")
+    else:
+        screen.print(_table(described))
+        total = sum(part["memory_mb"] or 0 for part in described)
+        logs = ", ".join(part["log"] for part in described)
+        screen.print(f"{total / 1024:.1f} GB altogether; logs: {logs}", style="dim", markup=False)
+    if any(part["health"] != "ok" for part in described):
+        screen.print("'attune up' starts again what has died", markup=False)
+    well = len(described) == len(PARTS) and all(part["health"] == "ok" for part in described)
+    if as_json:
+        print_json({"ok": well, "parts": described})
+    raise typer.Exit(0 if well else 1)
+
+
+def _described(part: Part) -> dict[str, Any]:
+    problem = part.problem()
+    return {
+        "name": part.name,
+        "address": part.address,
+        "head": stack.head_address(part) if part.name == RAY else None,
+        "metrics": f"http://{stack.HOST}:{part.ports['metrics']}/metrics"
+        if part.name == RAY
+        else None,
+        "health": problem or "ok",
+        "pid": part.pid if part.alive() else None,
+        "memory_mb": round(part.memory()),
+        "log": str(part.log),
+    }
+
+
+def _table(described: list[dict[str, Any]]) -> Any:
+    made = table("", "part", "address", "health", "pid", "memory", numbers=("memory",))
+    for part in described:
+        made.add_row(
+            TITLES[part["name"]], part["address"], escape(part["health"]), str(part["pid"] or ""),
+            f"{part['memory_mb']:,} MB",
+        )  # fmt: skip
+    return made

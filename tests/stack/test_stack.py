@@ -1,0 +1,193 @@
+"""The local stack as users have it: up, jobs that wait, stop, go on and fail, down."""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from attune.platform import logs, stack, store
+from attune.platform.training.metrics_file import read_metrics
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+BIN = Path(sys.executable).parent
+TRAIN = ("train", "dummy", "--preset", "tiny", "--set", "checkpoint_every=20",
+         "--set", "evaluate_every=100000", "--set", "log_every=1")  # fmt: skip
+LONG = ("--name", "long", "--resume")
+ERROR = "nonsense"  # a word of what it says
+
+
+@pytest.fixture(scope="module", autouse=True)
+def up(prepared, tmp_path_factory):
+    """The stack, with a password for MLflow, in a home of its own; what `attune up` said."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "data").mkdir()
+    (home / "data" / "bundled").symlink_to(prepared)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ATTUNE_HOME", str(home))
+        patched.setenv("RAY_metrics_report_interval_ms", "500")
+        for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+            patched.delenv(name, raising=False)
+        ports = [str(port) for port in stack._free_ports(3)]
+        options = zip(("--dashboard-port", "--mlflow-port", "--ui-port"), ports, strict=True)
+        try:
+            yield attune("up", "--cpus", "2", "--mlflow-auth", *sum(options, ()), "--json")
+        finally:
+            stack.down()
+
+
+def attune(*arguments, code=0, **variables):
+    """The object that a command prints, or its words where there is none."""
+    done = subprocess.run(
+        [BIN / "attune", *arguments], env={**os.environ, **variables},
+        capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1]) if "--json" in arguments else (
+        done.stdout + done.stderr
+    )  # fmt: skip
+
+
+def wait_for(condition, job):
+    """Until it holds; a job that ends before is an error with its words."""
+    never = threading.Event()
+    while not (found := condition()):
+        jobs = {each["submission_id"]: each for each in stack.ask(part(stack.RAY), "/api/jobs/")}
+        assert jobs[job]["status"] in ("PENDING", "RUNNING"), jobs[job]["message"]
+        never.wait(0.1)
+    return found
+
+
+def part(name):
+    return stack.parts()[name]
+
+
+def asked(port, path, authorization):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path, headers={"Authorization": authorization})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def steps_done(name):
+    path = store.folder_of_runs() / name / store.METRICS
+    return max((line["step"] for line in read_metrics(path)), default=0)
+
+
+def checkpointed(name):
+    folder = store.folder_of_runs() / name / "checkpoints"
+    return max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
+
+
+def exported():
+    """What Prometheus would read."""
+    return stack.ask(part(stack.RAY), "/metrics", port=part(stack.RAY).ports["metrics"])
+
+
+def test_all_parts_answer_and_starting_again_changes_nothing(up):
+    assert [each["name"] for each in up["parts"]] == list(stack.PARTS)
+    again = attune("up", "--json")
+    assert [each["pid"] for each in again["parts"]] == [each["pid"] for each in up["parts"]]
+    status = attune("status", "--json")
+    assert status["ok"]
+    assert [each["health"] for each in status["parts"]] == ["ok"] * 3
+    assert sum(each["memory_mb"] for each in status["parts"]) < 4096
+    assert "runs already at port" in attune("up", "--mlflow-port", "1", code=2)
+
+
+def test_who_has_not_the_secret_is_refused():
+    ray, mlflow = part(stack.RAY), part(stack.MLFLOW)
+    token, password = stack.token_file().read_text(), stack.password_file().read_text()
+    tokens = {"": 401, "Bearer wrong": 403, f"Bearer {token}": 200}
+    assert {each: asked(ray.port, "/api/jobs/", each) for each in tokens} == tokens
+    names = {"": 401, "admin:wrong": 401, f"admin:{password}": 200}
+    search = "/api/2.0/mlflow/experiments/search?max_results=1"
+    for name, status in names.items():
+        basic = f"Basic {b64encode(name.encode()).decode()}" if name else ""
+        assert asked(mlflow.port, search, basic) == status
+    assert "refuses the token" in attune("jobs", "list", code=2, RAY_AUTH_TOKEN="wrong" * 8)
+
+
+def test_doctor_looks_at_every_machine():
+    found = attune("doctor", "--cluster", "--json")
+    assert [check["name"] for check in found["checks"]] == [
+        "address", "machines", "versions", "home", "tracking",
+    ]  # fmt: skip
+    assert found["checks"][1]["found"] == "1, with 2 CPUs and 0 GPUs"
+
+
+def test_jobs_wait_stop_fail_and_go_on(tmp_path):
+    """Three trainings, for each costs a start of workers: one that is stopped and goes on, and in
+    its way one whose code raises."""
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text(f"full {ERROR}\n")
+    first = attune("submit", "--json", "--", *TRAIN, *LONG, "--max-steps", "1000000")
+    assert first["run"] == "long"
+    job = first["job_id"]
+    wait_for(lambda: checkpointed("long") >= 20, job)
+
+    failing = ("train", "dummy", "--preset", "tiny", "--set", f"word_vectors={vectors}")
+    second = attune("submit", "--json", "--", *failing)
+    assert second["run"] == "dummy-bundled-1"
+    wait_for(lambda: says("dummy-bundled-1", "waits for 2 CPUs: 0 of 2 free"), second["job_id"])
+    jobs = {each["id"]: each for each in attune("jobs", "list", "--json")["jobs"]}
+    assert jobs[second["job_id"]]["waits_for"] == "2 CPUs: 0 of 2 free"
+    assert jobs[job]["waits_for"] == ""
+    assert [jobs[each]["run"] for each in (job, second["job_id"])] == ["long", "dummy-bundled-1"]
+
+    wait_for(lambda: "ray_attune_loss{" in exported(), job)
+    measured = [line for line in exported().splitlines() if line.startswith("ray_attune_loss{")]
+    assert all('run="long"' in line and f'job="{job}"' in line for line in measured)
+
+    stopped = attune("jobs", "stop", "long", "--json")
+    assert (stopped["id"], stopped["state"]) == (job, "STOPPED")
+    run = store.find("long")
+    assert (run.status, run.job, run.dashboard) == ("stopped", job, first["dashboard"])
+    done = steps_done("long")
+    assert checkpointed("long") == done
+
+    assert attune("jobs", "wait", second["job_id"], "--json", code=1)["state"] == "FAILED"
+    failed = store.find("dummy-bundled-1")
+    assert failed.status == "failed"
+    assert ERROR in failed.error
+    assert ERROR in attune("jobs", "logs", "dummy-bundled-1")
+
+    goes_on = ("submit", "--follow", "--json", "--", *TRAIN, *LONG, "--max-steps", str(done + 3))
+    third = attune(*goes_on)
+    assert third["state"] == "SUCCEEDED"
+    assert store.find("long").status == "finished"
+    assert steps_done("long") == done + 3
+    assert says("long", f"going on from step {done:,}")
+
+    client = MlflowClient(tracking_uri=run.tracking)
+    known = {name: client.get_run(store.find(name).run_id) for name in ("long", "dummy-bundled-1")}
+    assert known["long"].data.tags["ray_job"] == third["job_id"]
+    assert known["long"].data.tags["ray_dashboard"].endswith(f"/#/jobs/{third['job_id']}")
+    assert known["dummy-bundled-1"].info.status == "FAILED"
+    assert ERROR in known["dummy-bundled-1"].data.tags["error"]
+    lines = [json.loads(line) for line in (run.folder / logs.LINES).read_text().splitlines()]
+    assert [line["job"] for line in lines] == [job] * 2 + [third["job_id"]] * 3
+    assert {line["run_id"] for line in lines} == {run.run_id}
+
+
+def says(name, message):
+    path = store.folder_of_runs() / name / logs.TEXT
+    return path.exists() and message in path.read_text()
+
+
+def test_down_stops_all_of_it():
+    ours = [process for each in stack.parts().values() for process in each.processes()]
+    assert len(ours) > 5
+    assert attune("down", "--json") == {"stopped": list(stack.PARTS)}
+    assert not psutil.wait_procs(ours, 0)[1]
+    assert attune("status", "--json", code=1) == {"ok": False, "parts": []}
+    assert "nothing was running" in attune("down")
