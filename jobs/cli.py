@@ -19,6 +19,7 @@ from attune.jobs import (
     demo,
     doctor,
     evaluate,
+    promote,
     respond,
     runs,
     show,
@@ -55,6 +56,7 @@ app.command()(variants.variants)
 app.command()(runs.runs)
 app.command()(respond.respond)
 app.command()(evaluate.evaluate)
+app.command()(promote.promote)
 app.command()(ui.ui)
 app.add_typer(show.app, name="show")
 app.add_typer(annotate.app, name="annotate")
