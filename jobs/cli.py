@@ -20,6 +20,7 @@ from attune.jobs import (
     doctor,
     evaluate,
     jobs,
+    promote,
     respond,
     runs,
     show,
@@ -62,6 +63,7 @@ app.command()(variants.variants)
 app.command()(runs.runs)
 app.command()(respond.respond)
 app.command()(evaluate.evaluate)
+app.command()(promote.promote)
 app.command()(ui.ui)
 app.add_typer(show.app, name="show")
 app.add_typer(annotate.app, name="annotate")

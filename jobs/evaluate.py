@@ -145,7 +145,7 @@ def evaluate(
     run = None if name is None else options.trained_run(name)
     published, special = {}, _named(profile)
     measures = _measures(bertscore, embedding_metrics, sentence_similarity)
-    if run is not None and (kind := _labels(run)):
+    if run is not None and (kind := labels(run)):
         answering = {
             "--decode": decode, "--set": settings, "--control": control, "--stage": stage,
             "--profile": profile != OWN_PROFILE, "--bertscore": bertscore,
@@ -214,7 +214,7 @@ def of_run(
     }
 
 
-def _labels(run: "Run") -> str | None:
+def labels(run: "Run") -> str | None:
     """What a run tells instead of answering."""
     from attune.models.base import Annotator, TextClassifier
     from attune.platform.settings import find_variant
@@ -230,7 +230,7 @@ def of_labels(run: "Run", data: str | None, split: str, threshold: float | None)
     from attune.platform.evaluation import answers
 
     folder, others = _data(run, data, split)
-    kind = _labels(run)
+    kind = labels(run)
     with progress("texts") as bar:
         task = bar.add_task(f"{run.name} on {split}", total=None)
         evaluation = (_marks if kind == MARKS else _emotions)(
@@ -431,7 +431,7 @@ def log(run: "Run", result: dict[str, Any], controls: Mapping[str, str] | None =
     answers = Path(result["answers"])
     decode = "-".join(
         [
-            result["decode"] or _labels(run) or "",
+            result["decode"] or labels(run) or "",
             *(f"{k}-{v}" for k, v in (controls or {}).items()),
         ]
     )

@@ -24,7 +24,9 @@ def runs(
     send: Annotated[
         bool,
         typer.Option(
-            "--send", help="First send what a tracking server that was away has not got yet."
+            "--send",
+            help="First send what a tracking server that was away has not got yet, and ask it who "
+            "is champion and who candidate.",
         ),
     ] = False,
     as_json: Json = False,
@@ -55,11 +57,11 @@ def runs(
         which = f" of '{variant}'" if variant else ""
         screen.print(f"no runs{which} in {store.folder_of_runs()} yet: see 'attune train --help'")
     if as_json:
-        print_json({"runs": [_described(run) for run in found]})
+        print_json({"runs": _all_described(found)})
 
 
 def _send(found: "list[Run]", screen: Console) -> None:
-    from attune.platform import tracking
+    from attune.platform import promotion, tracking
 
     for run in found:
         # A run that is being trained is seen to by the process that trains it.
@@ -67,9 +69,17 @@ def _send(found: "list[Run]", screen: Console) -> None:
             unsent = tracking.flush(run, SECONDS_TO_SEND)
             if unsent:
                 screen.print(f"{run.name}: {unsent} lines not sent, {run.tracking} is still away")
+    tracked = [run for run in found if run.run_id is not None]
+    if tracked:
+        promotion.note(tracked[-1])
 
 
-def _described(run: "Run") -> dict[str, Any]:
+def _all_described(found: "list[Run]") -> list[dict[str, Any]]:
+    aliases = store.aliases()
+    return [_described(run, aliases) for run in found]
+
+
+def _described(run: "Run", aliases: dict[str, str]) -> dict[str, Any]:
     return {
         "name": run.name,
         "run_id": run.run_id,
@@ -78,16 +88,19 @@ def _described(run: "Run") -> dict[str, Any]:
         "data": run.data["name"],
         "seed": run.seed,
         "metrics": run.result.get("metrics", {}),
+        "alias": aliases.get(run.run_id or ""),
     }
 
 
 def _table(found: list["Run"]) -> Table:
-    described = [_described(run) for run in found]
+    described = _all_described(found)
     metrics = list(dict.fromkeys(name for run in described for name in run["metrics"]))
     short = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
     made = table("", "name", "variant", "data", "seed", "status", *short, numbers=("seed", *short))
     for run in described:
         values = [shown(name, run["metrics"].get(name)) for name in metrics]
+        if run["alias"]:
+            run["name"] = f"{run['name']} ({run['alias']})"
         named = (escape(str(run[key])) for key in ("name", "variant", "data", "seed", "status"))
         made.add_row(*named, *values)
     return made

@@ -86,7 +86,7 @@ def train(
         "data": data, "preset": preset, "changes": options.changes(settings), "init": init,
         "workers": workers, "zero": zero, "max_steps": max_steps, "max_minutes": max_minutes,
     }  # fmt: skip
-    asked = {key: value for key, value in asked.items() if value}
+    asked = {key: value for key, value in asked.items() if value or (key, value) == ("zero", 0)}
     screen = console(as_json)
     if seeds is None:
         found = _trained([_run(variant, name, seed, asked, resume)], screen)

@@ -23,6 +23,8 @@ from attune.platform.errors import DataError, UsageError, unknown
 from attune.platform.home import home
 
 RECORD, METRICS, STOP = "run.json", "metrics.jsonl", "stop"
+ALIASES = "aliases.json"
+"""In `ATTUNE_HOME`: who is champion and who candidate, as the registry said when last asked."""
 LATEST = "latest"
 
 Status = Literal["running", "finished", "stopped", "failed"]
@@ -163,6 +165,22 @@ def find(text: str) -> Run:
     raise UsageError(
         f"{unknown('run', text, [run.name for run in runs])} ('attune runs' lists all)"
     )
+
+
+def aliases() -> dict[str, str]:
+    """By MLflow's id of a run its alias, as last noted."""
+    path = home() / ALIASES
+    if not path.is_file():
+        return {}
+    noted: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return {run_id: alias for alias, run_id in noted.items()}
+
+
+def note_aliases(runs: dict[str, str]) -> None:
+    """Note by alias the id of the run that has it."""
+    new = home() / f"{ALIASES}.{os.getpid()}"
+    new.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
+    new.replace(home() / ALIASES)
 
 
 def new_name(variant: str, data: str) -> str:

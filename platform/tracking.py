@@ -1,4 +1,4 @@
-"""All that Attune says to MLflow: what a run is, how it goes, what came of it.
+"""What Attune says of runs to MLflow: what one is, how it goes, what came of it.
 
 Only the process that drives a run speaks to MLflow. Workers append lines to the run's metrics file,
 and a `Sender` passes them on: a store that is slow or away holds up nothing and loses nothing.
@@ -51,6 +51,7 @@ from mlflow.entities import (
     Metric,
     Param,
 )
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, DataType, Schema
@@ -151,7 +152,7 @@ def finish_group(
 
 def tag(run: Run, tags: Mapping[str, str]) -> None:
     """Say something about a run."""
-    with _contact(run) as (client, run_id):
+    with contact(run) as (client, run_id):
         for key, value in tags.items():
             client.set_tag(run_id, key, value)
 
@@ -164,7 +165,7 @@ def _opened(variant: str) -> Iterator[tuple[MlflowClient, str]]:
         if uri.startswith("sqlite:"):
             home().mkdir(parents=True, exist_ok=True)
         client = MlflowClient(tracking_uri=uri)
-        with _quick():
+        with quick():
             client.search_experiments(max_results=1)
         yield client, _experiment(client, uri, variant)
 
@@ -189,8 +190,8 @@ def _job_tags(run: Run) -> dict[str, str]:
 
 def reopen(run: Run) -> None:
     """Say that a run goes on."""
-    with _contact(run) as (client, run_id):
-        with _quick():
+    with contact(run) as (client, run_id):
+        with quick():
             client.update_run(run_id, status=STATUS["running"])
         now = {MLFLOW_RUN_NOTE: _note(dataclasses.replace(run, status="running"))}
         for key, value in {**now, **_job_tags(run)}.items():
@@ -207,7 +208,7 @@ def finish(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True)
     if answers is not None:  # kept in the folder, for `flush`
         _write_table(answers, run.folder / SAMPLES)
     try:
-        with _contact(run) as (client, run_id):
+        with contact(run) as (client, run_id):
             _finish(client, run_id, run, files)
     except UsageError as error:
         log.warning("%s; the end of run '%s' is not told yet", error, run.name)
@@ -216,7 +217,7 @@ def finish(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True)
 
 
 def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
-    with _quick():
+    with quick():
         client.set_tag(run_id, MLFLOW_RUN_NOTE, _note(run))
     for path in (run.folder / RECORD, run.folder / runs.VOCABULARY, run.folder / SAMPLES):
         if path.exists():
@@ -246,8 +247,8 @@ def log_evaluation(
     group = split if decode == "greedy" else f"{split}-{decode}"
     named = {f"{group}/{name}": value for name, value in metrics.items()}
     step, now = run.result.get("best_step") or 0, _milliseconds()
-    with _contact(run) as (client, run_id):
-        with _quick():
+    with contact(run) as (client, run_id):
+        with quick():
             client.set_tag(run_id, f"{group}/decode", decode)
         client.log_batch(run_id, metrics=list(_metrics(named, now, step)))
         client.log_artifact(run_id, str(answers), "answers")
@@ -256,7 +257,7 @@ def log_evaluation(
 def log_picture(run: Run, path: Path, metrics: Mapping[str, float]) -> None:
     """Add a picture, and what it shows in numbers, to a run."""
     step, now = run.result.get("best_step") or 0, _milliseconds()
-    with _contact(run) as (client, run_id):
+    with contact(run) as (client, run_id):
         client.log_batch(run_id, metrics=list(_metrics(metrics, now, step)))
         client.log_artifact(run_id, str(path), "pictures")
 
@@ -266,7 +267,7 @@ def flush(run: Run, timeout: float) -> int:
     with Sender(run) as sender:
         left = sender.close(timeout)
     if not left and run.status != "running":
-        with _contact(run) as (client, run_id):
+        with contact(run) as (client, run_id):
             known = client.get_run(run_id).info.status
         if known == STATUS["running"]:  # the store was away when the run ended
             finish(run)
@@ -426,7 +427,8 @@ def _client(run: Run) -> tuple[MlflowClient, str]:
 
 
 @contextlib.contextmanager
-def _contact(run: Run) -> Iterator[tuple[MlflowClient, str]]:
+def contact(run: Run) -> Iterator[tuple[MlflowClient, str]]:
+    """A client of the store that a run is told of in, and the run's id there."""
     with _understood(run.tracking):
         yield _client(run)
 
@@ -450,7 +452,7 @@ def _understood(uri: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quick() -> Iterator[None]:
+def quick() -> Iterator[None]:
     """For the first contact: be done in seconds, unless the user has set how long to try."""
     ours = {name: value for name, value in QUICK.items() if os.environ[name] == DEFAULTS[name]}
     with _variables(ours):
@@ -671,12 +673,19 @@ def _log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
 
 
 def _register(client: MlflowClient, run: Run, model_id: str) -> None:
+    add_version(client, run.variant, _system(run.variant), run, model_id)
+
+
+def add_version(
+    client: MlflowClient, name: str, description: str, run: Run, model_id: str
+) -> ModelVersion:
+    """Put a run's model into the registry, under a name that may be new."""
     with contextlib.suppress(MlflowException):  # there already; else the next call says what is
-        client.create_registered_model(run.variant, description=_system(run.variant))
+        client.create_registered_model(name, description=description)
     # A local registry finds the logged model in the store that the environment names.
     with _variables({ADDRESS: client.tracking_uri}):
-        client.create_model_version(
-            run.variant,
+        return client.create_model_version(
+            name,
             f"models:/{model_id}",
             run_id=run.run_id,
             model_id=model_id,

@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,8 +16,26 @@ import torch.distributed
 from torch import Tensor, nn
 
 from attune.models.base import Batches, Losses, Progress, Variant
-from attune.platform.errors import DataError
+from attune.platform.errors import DataError, UsageError, unknown
 from attune.platform.training.settings import TrainingConfig
+
+ALWAYS, BY_SCALE = "deepspeed.json", "deepspeed"
+"""In `infra`: what never changes of DeepSpeed's settings, and the folder of those by scale."""
+ZERO = "zero_optimization"
+MAY_SAY = (ZERO, "aio", "communication_data_type", "comms_logger", "flops_profiler")
+"""What a file of settings may hold. The rest follows from a run's own settings, or has no effect
+on the models here; DeepSpeed takes no notice of keys that it does not know."""
+OURS = {
+    "gradient_clipping": "--set gradient_clipping=...",
+    "gradient_accumulation_steps": "--set accumulation=...",
+    "train_batch_size": "--set batch_size=...",
+    "train_micro_batch_size_per_gpu": "--set batch_size=... and --set accumulation=...",
+    "bf16": "--set precision=bf16",
+    "fp16": "--set precision=bf16",
+    "optimizer": "--set learning_rate=..., weight_decay=... and adam_...",
+    "scheduler": "--set schedule=... and warmup_steps=...",
+}
+"""Keys that people write there, and where it is said instead."""
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
@@ -44,7 +63,15 @@ class Player(nn.Module):
 class Engine:
     """A player with its optimizer, gradients averaged over the workers."""
 
-    def __init__(self, player: Player, training: TrainingConfig, *, zero: int, universal: bool):
+    def __init__(
+        self,
+        player: Player,
+        training: TrainingConfig,
+        *,
+        zero: int,
+        universal: bool,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ):
         import deepspeed
 
         optimizer = torch.optim.AdamW(
@@ -58,7 +85,7 @@ class Engine:
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=player,
             optimizer=optimizer,
-            config=settings(training, zero=zero, universal=universal),
+            config=settings(training, zero=zero, universal=universal, more=more),
         )
         self.zero = zero
         if zero == 0 and self.engine.dp_world_size == 1:
@@ -104,20 +131,75 @@ class Engine:
         self.engine.destroy()
 
 
-def settings(training: TrainingConfig, *, zero: int, universal: bool = False) -> dict[str, Any]:
-    """DeepSpeed's: what never changes is in infra/deepspeed.json."""
-    text = resources.files("attune.infra").joinpath("deepspeed.json").read_text(encoding="utf-8")
+def settings(
+    training: TrainingConfig,
+    *,
+    zero: int,
+    universal: bool = False,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """DeepSpeed's: what never changes, what a file of settings says (`more`), what the run says."""
+    text = resources.files("attune.infra").joinpath(ALWAYS).read_text(encoding="utf-8")
     base: dict[str, Any] = json.loads(text)
     return {
         **base,
+        **more,
         # A formality: batches are ours. DeepSpeed only needs the number of parts right.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": training.accumulation,
         # Written always: what DeepSpeed takes for an absent key has changed between releases.
         "gradient_clipping": training.gradient_clipping,
-        "zero_optimization": {**base["zero_optimization"], "stage": zero},
+        ZERO: {**base[ZERO], **more.get(ZERO, {}), "stage": zero},
         "checkpoint": {"load_universal": universal},
     }
+
+
+def read_settings(given: str) -> dict[str, Any]:
+    """What `deepspeed=` names: one of infra/deepspeed by its name, or a file; checked."""
+    folder = resources.files("attune.infra").joinpath(BY_SCALE)
+    names = sorted(file.name.removesuffix(".json") for file in folder.iterdir())
+    if given in names:
+        return _checked(given, folder.joinpath(f"{given}.json").read_text(encoding="utf-8"))
+    if not Path(given).is_file():
+        what = unknown("settings of DeepSpeed", given, names)
+        raise UsageError(f"deepspeed={given}: {what}, or name a JSON file that is there")
+    return _checked(given, Path(given).read_text(encoding="utf-8"))
+
+
+def keep_settings(content: Mapping[str, Any], folder: Path) -> None:
+    """Put what was read into a run's folder: a run that goes on has what it began with."""
+    text = json.dumps(dict(content), indent=2)
+    (folder / ALWAYS).write_text(f"{text}\n", encoding="utf-8")
+
+
+def kept_settings(folder: Path) -> dict[str, Any]:
+    """The settings that were put into a run's folder, if any."""
+    path = folder / ALWAYS
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _checked(given: str, text: str) -> dict[str, Any]:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"deepspeed={given} is not readable as JSON: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get(ZERO, {}), dict):
+        raise UsageError(f"deepspeed={given}: a JSON object with '{ZERO}' in it is expected")
+    for key in content:
+        if key in OURS:
+            raise UsageError(f"deepspeed={given}: leave '{key}' out, and say {OURS[key]}")
+        if key not in MAY_SAY:
+            raise UsageError(f"deepspeed={given}: {unknown('key', key, MAY_SAY)}")
+    try:
+        DeepSpeedZeroConfig(**content.get(ZERO, {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join([ZERO, *map(str, first["loc"])])
+        raise UsageError(f"deepspeed={given}: '{key}': {first['msg']}") from None
+    return content
 
 
 def to_universal(folder: Path, player: str, into: Path) -> None:

@@ -38,7 +38,13 @@ from attune.platform.batches import Columns, Loaded, Stream, followed
 from attune.platform.store import Run
 from attune.platform.training import checkpoints
 from attune.platform.training.checkpoints import Standing
-from attune.platform.training.engine import Engine, Player, gathered, to_universal
+from attune.platform.training.engine import (
+    Engine,
+    Player,
+    gathered,
+    kept_settings,
+    to_universal,
+)
 from attune.platform.training.metrics_file import MetricsFile
 from attune.platform.training.schedules import rate
 from attune.platform.training.settings import TrainingConfig
@@ -103,6 +109,7 @@ class Training:
         self.run, self.model, self.valid, self.worker = run, model, valid, worker
         self.watch, self.export = watch, export
         self.training = TrainingConfig(**run.training)
+        self.deepspeed = kept_settings(run.folder)
         self.variant = model.variant.to(worker.device)
         self.stages = self.variant.stages()
         self.streams = {
@@ -340,6 +347,7 @@ class Training:
                 self.training,
                 zero=self.run.zero,
                 universal=universal,
+                more=self.deepspeed,
             )
             if folder is not None:
                 engine.load(folder, player)

@@ -38,6 +38,10 @@ class TrainingConfig:
     """Largest norm of a player's gradient; 0 does not clip."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Type of weights and activations; bf16 is for GPUs."""
+    deepspeed: str | None = None
+    """Settings of DeepSpeed for where it is trained: `one-cpu`, `one-gpu`, `one-gpu-offload`,
+    `eight-gpus-zero-1`, `eight-gpus-zero-2`, `many-nodes`, or a JSON file (docs/operations.md); its
+    ZeRO stage counts where --zero is not given."""
     loss_scale: Literal["mean", "public"] = "mean"
     """`public` sums token terms over the batch, as the papers' code does, and so weighs the
     emotion far less than the papers say."""

@@ -42,6 +42,7 @@ from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.subwords import Subwords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
+from attune.platform.training import engine
 from attune.platform.training.settings import TrainingConfig, configure
 
 
@@ -53,7 +54,7 @@ def new_run(
     changes: Mapping[str, Any] | None = None,
     init: str | None = None,
     workers: int = 1,
-    zero: int = 0,
+    zero: int | None = None,
     seed: int = 0,
     max_steps: int | None = None,
     max_minutes: float | None = None,
@@ -61,7 +62,8 @@ def new_run(
 ) -> Run:
     """Check all that was asked for, then make the run's folder with its vocabulary."""
     config, training = configure(variant, preset, changes)
-    check_zero(find_variant(variant)[0], variant, zero)
+    deepspeed, stage = _deepspeed(training, zero)
+    check_zero(find_variant(variant)[0], variant, stage)
     first = None if init is None else store.find(init)
     if first is not None and not first.model.is_dir():
         raise UsageError(f"run '{first.name}' has no model to begin with yet")
@@ -95,7 +97,7 @@ def new_run(
         },
         seed=seed,
         workers=workers,
-        zero=zero,
+        zero=stage,
         max_steps=max_steps,
         max_minutes=max_minutes,
         init=None if first is None else str(first.model),
@@ -119,8 +121,23 @@ def new_run(
         lexicon.save(run.folder / runs.LEXICON)
     if labeller is not None:
         runs.keep_labeller(labeller, run.folder)
+    if deepspeed:
+        engine.keep_settings(deepspeed, run.folder)
     run.write()
     return run
+
+
+def _deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[str, Any], int]:
+    """What a file of DeepSpeed's settings says, and the ZeRO stage, from there or asked for."""
+    if training.deepspeed is None:
+        return {}, zero or 0
+    found = engine.read_settings(training.deepspeed)
+    stage = found.get(engine.ZERO, {}).get("stage", zero or 0)
+    if zero not in (None, stage):
+        raise UsageError(
+            f"--zero {zero}, but deepspeed={training.deepspeed} says stage {stage}: leave one out"
+        )
+    return found, stage
 
 
 def _vocabulary(kind: str, training: TrainingConfig, folder: Path, data_hash: str) -> Vocabulary:
