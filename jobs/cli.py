@@ -23,7 +23,7 @@ from attune.jobs import (
     promote,
     respond,
     runs,
-    show,
+    show_labels,
     stack,
     submit,
     train,
@@ -65,7 +65,7 @@ app.command()(respond.respond)
 app.command()(evaluate.evaluate)
 app.command()(promote.promote)
 app.command()(ui.ui)
-app.add_typer(show.app, name="show")
+app.add_typer(show_labels.app, name="show")  # its commands and those of `show.py`
 app.add_typer(annotate.app, name="annotate")
 
 

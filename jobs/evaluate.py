@@ -144,7 +144,7 @@ def evaluate(
         raise UsageError("give either a RUN or --answers FILE, and not both")
     run = None if name is None else options.trained_run(name)
     published, special = {}, _named(profile)
-    measures = _measures(bertscore, embedding_metrics, sentence_similarity)
+    measures = more_measures(bertscore, embedding_metrics, sentence_similarity)
     if run is not None and (kind := labels(run)):
         answering = {
             "--decode": decode, "--set": settings, "--control": control, "--stage": stage,
@@ -300,8 +300,8 @@ def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str
     return folder, {} if is_own else {"data": data_hash}
 
 
-def _measures(
-    encoder: str | None, vectors: Path | None, sentence_encoder: str | None
+def more_measures(
+    encoder: str | None = None, vectors: Path | None = None, sentence_encoder: str | None = None
 ) -> "list[Measure]":
     """What is measured by pretrained models where it is asked for. They are looked for before the
     answers are made: what is not there is told at once."""

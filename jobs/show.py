@@ -98,7 +98,7 @@ def stochasticity(
 
     run = options.trained_run(name)
     _mime(run)
-    contexts = _drawn(run, split, count, seed)["context"].to_list()
+    contexts = some_samples(run, split, count, seed)["context"].to_list()
     responder, chosen = Responder(run.model), {"seed": str(seed)}
     said: dict[str, list[str]] = {}
     with progress("answers") as bar:
@@ -187,7 +187,7 @@ def critics(
 
     run = options.trained_run(name)
     responder = Responder(run.model)
-    samples = _drawn(run, split, count, seed, pl.col("next_turn").is_not_null())
+    samples = some_samples(run, split, count, seed, pl.col("next_turn").is_not_null())
     rows = responder.judged(samples)
     if not rows[0]["scores"]:
         raise UsageError(f"'{run.name}' is a {run.variant}: a run of empdg with critics is needed")
@@ -431,7 +431,7 @@ def _keep(figure: "Figure", out: Path, shown: "Iterable[tuple[Run, Mapping[str, 
             log_picture(run, out, metrics)
 
 
-def _drawn(
+def some_samples(
     run: "Run", split: str, count: int, seed: int, wanted: "pl.Expr | bool" = True
 ) -> "pl.DataFrame":
     """Some samples of what a run learned from, drawn by a seed."""

@@ -104,16 +104,21 @@ def _valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
 
 def with_context_labels(model: runs.Model, samples: pl.DataFrame) -> pl.DataFrame:
     """Samples with the likeliest label of each utterance of their contexts."""
-    told = samples.select(
-        conversation_id=pl.int_range(pl.len()).cast(pl.String),
-        turn=pl.int_ranges(pl.col("context").list.len()),
-        role="context_roles",
-        text="context",
-        tokens="context_tokens",
-        label=pl.lit(None, dtype=pl.String),
-    ).explode("turn", "role", "text", "tokens")
-    found = log_probabilities(model, alone(told), "context").argmax(axis=1)
-    names = iter([model.variant.facts.emotions[number] for number in found])
+    told = samples.select(role="context_roles", text="context", tokens="context_tokens").explode(
+        "role", "text", "tokens"
+    )
+    names = iter(likeliest(model, told))
     counts = samples["context"].list.len()
     labels = [[next(names) for _ in range(count)] for count in counts]
     return samples.with_columns(context_labels=pl.Series(labels, dtype=SAMPLES["context_labels"]))
+
+
+def likeliest(model: runs.Model, told: pl.DataFrame) -> list[str]:
+    """The likeliest label of each utterance (role, text, tokens), read by itself."""
+    numbered = told.with_columns(
+        conversation_id=pl.int_range(pl.len()).cast(pl.String),
+        turn=pl.lit(0, dtype=pl.Int64),
+        label=pl.lit(None, dtype=pl.String),
+    )
+    found = log_probabilities(model, alone(numbered), "context").argmax(axis=1)
+    return [model.variant.facts.emotions[number] for number in found]

@@ -1,0 +1,155 @@
+"""`attune show` of what MEED2's paper shows: runs on other corpora, and the labels of answers."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from attune.jobs import evaluate, options
+from attune.jobs.console import Json, console, print_json, progress
+from attune.jobs.show import app, some_samples
+from attune.jobs.tables import shown, table
+from attune.platform.errors import UsageError, unknown
+
+__all__ = ["app"]
+
+TRANSFERRED = ("perplexity", "distinct_1", "distinct_2", "sentence_similarity")
+SCORES = ("accuracy", "weighted_precision", "weighted_recall", "weighted_f1")
+RANDOM = "random"
+
+
+@app.command()
+def transfer(
+    names: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs that answer.")],
+    data: Annotated[
+        list[str], typer.Option(metavar="bundled|DIR", help="Prepared data; may be given often.")
+    ],
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
+    decode: options.Decode = None,
+    settings: options.DecodingChanges = None,
+    sentence_similarity: Annotated[
+        str | None,
+        typer.Option(metavar="minilm|DIR", help="Also sentence-embedding similarity."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer several corpora with several runs, as one table (Table 3 of MEED2's paper).
+
+    A run meets corpora that it has not learned from as they are. Perplexity is by word, whatever a
+    run cuts words into, so that runs can be compared. Answers and metrics are kept as by
+    `attune evaluate`.
+
+    Examples:
+
+    - `attune show transfer meed2@latest meed2-no-emotion@latest --data data/ed --data data/edos`
+    """
+    decoding = options.decoding(decode, options.changes(settings))
+    measures = evaluate.more_measures(sentence_encoder=sentence_similarity)
+    runs = [options.trained_run(name) for name in names]
+    for run in runs:
+        if evaluate.labels(run):
+            raise UsageError(f"'{run.name}' does not answer: name runs that do")
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        for each in data:
+            result = evaluate.of_run(run, each, split, decoding, measures=measures)
+            evaluate.log(run, result, {"data": each} if each != run.data["folder"] else None)
+            found = result["metrics"]
+            metrics = {name: found[name] for name in TRANSFERRED if name in found}
+            rows.append({"run": run.name, "data": each, **metrics})
+    columns = [name for name in TRANSFERRED if name in rows[0]]
+    made = table("", "run", "data", *columns, numbers=tuple(columns))
+    for row in rows:
+        made.add_row(row["run"], row["data"], *(shown(name, row[name]) for name in columns))
+    console(as_json).print(made)
+    if as_json:
+        print_json({"split": split, "rows": rows})
+
+
+@app.command()
+def predictor(
+    names: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs of MEED2.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bundled|DIR", help="Prepared data.", show_default="what the first learned from"
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
+    as_json: Json = False,
+) -> None:
+    """Score the labels that runs would answer with, beside guessing (Table 4 of MEED2's paper).
+
+    Precision, recall and F1 are means over the labels, each counted as often as it is true. The
+    last row guesses each of the 41 labels as often as any other.
+
+    Examples:
+
+    - `attune show predictor meed2@latest meed2-joint@latest`
+    """
+    from attune.platform.corpora.prepare import find_data, read_samples
+    from attune.platform.evaluation import control
+
+    runs = [options.trained_run(name) for name in names]
+    samples = read_samples(find_data(data or runs[0].data["folder"]), split)
+    rows = [{"run": run.name, **control.predicted(run, samples)} for run in runs]
+    rows.append({"run": RANDOM, **control.guessed(samples)})
+    made = table("", "run", *SCORES, numbers=SCORES)
+    for row in rows:
+        made.add_row(str(row["run"]), *(f"{row[name]:.4f}" for name in SCORES))
+    console(as_json).print(made)
+    if as_json:
+        print_json({"split": split, "rows": rows})
+
+
+@app.command()
+def control(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run of MEED2 with a labeller.")],
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL,...", help="What to ask for.", show_default="the eight intents"
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
+    count: Annotated[int, typer.Option(min=1, help="How many contexts, drawn by the seed.")] = 500,
+    seed: Annotated[int, typer.Option(help="Which contexts.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Ask a run for intents, and count how often its answers are classified as what was asked for.
+
+    Beside it stands how often answers to the same contexts are so when nothing is asked for. The
+    run's own labeller classifies them.
+
+    Examples:
+
+    - `attune show control meed2@latest`
+    - `attune show control meed2@latest --labels consoling,questioning,joyful --count 100`
+    """
+    from attune.models.decoding import Decoding
+    from attune.platform import runs
+    from attune.platform.corpora.labels import INTENTS, LABELS
+    from attune.platform.evaluation.control import controllability
+
+    asked = [each.strip() for each in labels.split(",")] if labels else list(INTENTS)
+    for label in asked:
+        if label not in LABELS:
+            raise UsageError(unknown("label", label, LABELS))
+    run = options.trained_run(name)
+    samples = some_samples(run, split, count, seed)
+    with progress("answers") as bar:
+        task = bar.add_task(run.name, total=(1 + len(asked)) * samples.height)
+        found = controllability(
+            runs.load(run.model), samples, asked, Decoding(), lambda done: bar.advance(task, done)
+        )
+    made = table("", "label", "asked for", "not asked for", numbers=("asked for", "not asked for"))
+    for each in found:
+        made.add_row(each.label, f"{each.asked:.1%}", f"{each.unasked:.1%}")
+    mean = {
+        kind: sum(getattr(each, kind) for each in found) / len(found)
+        for kind in ("asked", "unasked")
+    }
+    made.add_row("mean", f"{mean['asked']:.1%}", f"{mean['unasked']:.1%}")
+    console(as_json).print(made)
+    if as_json:
+        print_json({"contexts": samples.height, "labels": [asdict(e) for e in found], "mean": mean})

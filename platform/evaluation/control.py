@@ -1,0 +1,116 @@
+"""The label of an answer: how well it is predicted, and whether an answer that is asked to have one
+has it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from attune.models.base import DialogueVariant
+from attune.models.decoding import Decoding
+from attune.platform import classifying, runs
+from attune.platform.corpora.conversations import LISTENER
+from attune.platform.corpora.labels import LABELS
+from attune.platform.errors import UsageError
+from attune.platform.evaluation import metrics
+from attune.platform.evaluation.evaluate import answer, predictions
+from attune.platform.store import Run
+from attune.platform.text.detokenizing import readable
+
+LABEL, RESPONSE_LABEL = "label", "response_label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controlled:
+    """A label, and the share of answers that are classified as it."""
+
+    label: str
+    asked: float
+    """Where it is asked for."""
+    unasked: float
+    """Where the model answers the same contexts with what it predicts: chance."""
+
+
+def controllability(
+    model: runs.Model,
+    samples: pl.DataFrame,
+    labels: Sequence[str],
+    decoding: Decoding,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Controlled]:
+    """Of each label, by the classifier that labels utterances for the model."""
+    variant = model.variant
+    if not isinstance(variant, DialogueVariant) or LABEL not in variant.controls:
+        raise UsageError(f"'{model.name}' cannot be asked for a label: name a run of meed2")
+    if model.labeller is None:
+        raise UsageError(
+            f"the run of '{model.name}' has no classifier of its own to tell what its answers are: "
+            f"train it with --set labeller=RUN, RUN being an intent-classifier"
+        )
+    labeller, columns = runs.load(model.labeller), model.columns(samples)
+
+    def told(controls: dict[str, str] | None) -> pl.Series:
+        made = answer(variant, columns, decoding, progress, controls)
+        words = [model.vocabulary.decode(tokens) for tokens in made]
+        utterances = pl.DataFrame(
+            {
+                "role": [LISTENER] * len(words),
+                "text": [readable(each) for each in words],
+                "tokens": [" ".join(each) for each in words],
+            }
+        )
+        return pl.Series(classifying.likeliest(labeller, utterances))
+
+    unasked = told(None)
+    return [
+        Controlled(
+            label=label,
+            asked=_share(told({LABEL: label}), label),
+            unasked=_share(unasked, label),
+        )
+        for label in labels
+    ]
+
+
+def predicted(run: Run, samples: pl.DataFrame) -> dict[str, float]:
+    """How well a run predicts the labels of responses."""
+    model = runs.load(run.model)
+    columns = model.columns(samples)
+    found = predictions(model.variant, columns).get(RESPONSE_LABEL)
+    if found is None:
+        raise UsageError(f"'{run.name}' predicts no label of its answer: name a run of meed2")
+    return _scores(found, _known(columns[RESPONSE_LABEL]))
+
+
+def guessed(samples: pl.DataFrame, seed: int = 0) -> dict[str, float]:
+    """How well a guess does: any label, one as likely as another."""
+    truth = samples["response_label"].replace_strict(
+        {label: number for number, label in enumerate(LABELS)}, default=-1, return_dtype=pl.Int64
+    )
+    found = np.random.default_rng(seed).random((samples.height, len(LABELS)))
+    return _scores(found, truth.to_numpy())
+
+
+def _known(column: Any) -> npt.NDArray[np.int64]:
+    assert isinstance(column, np.ndarray)
+    return column
+
+
+def _scores(found: metrics.Floats, truth: npt.NDArray[np.int64]) -> dict[str, float]:
+    labelled = truth >= 0
+    if not labelled.any():
+        raise UsageError(
+            "no response of these data has a label: add them with 'attune annotate emotions'"
+        )
+    found, truth = found[labelled], truth[labelled]
+    return {
+        "accuracy": metrics.accuracy_at(found, truth)[1],
+        **metrics.weighted_scores(found, truth),
+    }
+
+
+def _share(found: pl.Series, label: str) -> float:
+    return float((found == label).to_numpy().mean())
