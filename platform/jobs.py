@@ -73,7 +73,6 @@ class Jobs:
         from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
 
-        logging.getLogger("ray").setLevel(logging.WARNING)
         try:
             self.client = JobSubmissionClient(self.address)
         except AuthenticationError as error:
@@ -86,6 +85,7 @@ class Jobs:
                 f"no Ray job server answers at {self.address}: start one with 'attune up', or name "
                 f"it with --address http://HOST:8265 ({error})"
             ) from error
+        logging.getLogger("ray").setLevel(logging.WARNING)  # the client has set it to tell more
 
     def submit(
         self,
