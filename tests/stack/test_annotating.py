@@ -1,4 +1,4 @@
-"""Annotators and classifiers are trained, and label whole corpora, through real Ray."""
+"""Annotators and classifiers label whole corpora, through real Ray."""
 
 import json
 import subprocess
@@ -7,10 +7,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import ray
 
-from attune.platform import annotating, classifying, harvesting, runs, store
+from attune.platform import annotating, classifying, harvesting, runs
 from attune.platform.corpora.conversations import UNPAIRED
 from attune.platform.corpora.prepare import MANIFEST, read_manifest, read_samples
+from attune.platform.training import start
+from attune.platform.training.loop import Training
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -26,23 +29,35 @@ def attune(*arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch, prepared):
-    home = tmp_path / "home"
-    (home / "data").mkdir(parents=True)
+@pytest.fixture(scope="module", autouse=True)
+def cluster(prepared, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    (home / "data").mkdir()
     (home / "data" / "bundled").symlink_to(prepared)
-    monkeypatch.setenv("ATTUNE_HOME", str(home))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    return home
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ATTUNE_HOME", str(home))
+        context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        patched.setenv("RAY_ADDRESS", context.address_info["address"])
+        yield
+        ray.shutdown()
 
 
-@pytest.mark.usefixtures("home")
+def trained(variant, name, encoder, steps):
+    """A run that was trained in this process: to start Ray Train takes longer than all the rest."""
+    run = start.new_run(
+        variant, name=name, preset="tiny", changes={"encoder": str(encoder)}, max_steps=steps
+    )
+    model = start.model_of(run)
+    assert Training(run, model, *start.data_of(run, model)).go()
+    result = json.loads((run.folder / "result.json").read_text())
+    return run.changed(status="finished", result=result)
+
+
 def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_path):
-    settings = ("--preset", "tiny", "--set", f"encoder={tiny_encoder}", "--max-steps", 10)
-    trained = attune("train", "cause-annotator", *settings, "--name", "marker")
-    assert {"valid_loss", "valid_cause", "valid_accuracy"} <= set(trained["metrics"])
+    run = trained("cause-annotator", "marker", tiny_encoder, 10)
+    assert {"valid_loss", "valid_cause", "valid_accuracy"} <= set(run.result["metrics"])
 
-    model = runs.load(store.find("marker").model)
+    model = runs.load(run.model)
     samples = read_samples(prepared, "valid")
     probabilities = annotating.probabilities(model, samples)
     threshold = float(probabilities.explode().median())
@@ -65,12 +80,10 @@ def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_
     assert not list(tmp_path.glob(".*"))  # nothing is left of the work
 
 
-@pytest.mark.usefixtures("home")
 def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, tmp_path):
-    settings = ("--preset", "tiny", "--set", f"encoder={tiny_encoder}", "--max-steps", 30)
-    trained = attune("train", "emotion-classifier", *settings, "--name", "teller")
+    run = trained("emotion-classifier", "teller", tiny_encoder, 30)
     terms = {"valid_context", "valid_response", "valid_emotion_accuracy"}
-    assert terms <= set(trained["metrics"])
+    assert terms <= set(run.result["metrics"])
 
     out = tmp_path / "harvest"
     command = ("data", "harvest", "teller", "--source", prepared, "--out", out)
@@ -80,7 +93,7 @@ def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, t
     pairs = sum(splits[split]["samples"] for split in ("train", "valid", "test"))
     assert pairs > 2 * harvesting.ROWS_OF_A_SHARD  # several tasks
     assert made["streams"]["contexts"]["kept"] == made["streams"]["contexts"]["texts"] == pairs
-    run, samples = store.find("teller"), read_samples(prepared, "test").tail(20)
+    samples = read_samples(prepared, "test").tail(20)
     assert made["harvest"]["temperature"] == classifying.temperatures(run)
     model = runs.load(run.model)
     for kind, stream in zip(classifying.KINDS, UNPAIRED, strict=True):

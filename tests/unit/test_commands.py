@@ -187,6 +187,7 @@ def test_runs(call):
         "variant": "multi-trs",
         "status": "stopped",
         "data": "few",
+        "alias": None,
         "seed": 6,
         "metrics": {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5},
     }
