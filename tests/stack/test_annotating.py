@@ -13,7 +13,8 @@ from attune.platform import annotating, classifying, harvesting, runs
 from attune.platform.corpora.conversations import UNPAIRED
 from attune.platform.corpora.prepare import MANIFEST, read_manifest, read_samples
 from attune.platform.training import start
-from attune.platform.training.loop import Training
+from attune.platform.training.loop import Worker
+from attune.platform.training.worker import train
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -47,8 +48,7 @@ def trained(variant, name, encoder, steps):
     run = start.new_run(
         variant, name=name, preset="tiny", changes={"encoder": str(encoder)}, max_steps=steps
     )
-    model = start.model_of(run)
-    assert Training(run, model, *start.data_of(run, model)).go()
+    assert train(run, Worker())
     result = json.loads((run.folder / "result.json").read_text())
     return run.changed(status="finished", result=result)
 
