@@ -26,7 +26,7 @@ from mlflow import MlflowClient  # isort: skip
 
 pytestmark = pytest.mark.xdist_group("tracking-server")  # which is started once
 
-PATIENCE = 300  # seconds until a test gives up; none of them needs it
+PATIENCE = 900  # seconds until a test gives up; none of them needs it
 PROCESSES, STEPS = 8, 150
 USER, PASSWORD = "admin", "a long password"
 ALLOWED = "127.0.0.1:*"
@@ -155,10 +155,12 @@ def server(database, tmp_path_factory):
         "flask_wtf", reason="Flask-WTF is not installed: pip install 'attune[team]'"
     )
     made = Server(database, tmp_path_factory.mktemp("server"))
-    made.start()
-    yield made
-    if made.process.poll() is None:
-        made.stop()
+    try:
+        made.start()
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.stop()
 
 
 @pytest.fixture
