@@ -190,7 +190,6 @@ def test_runs(call):
         "alias": None,
         "seed": 6,
         "metrics": {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5},
-        "alias": None,
     }
     assert found[0]["metrics"] == {}
     only = spoken(call("runs", "--variant", "dummy", "--json"))["runs"]
