@@ -90,6 +90,8 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
         with Tracker() as tracker, _interruptible(sweep, show):
             keeper = _Keeper(sweep, tracker, show)
             _fit(sweep, keeper)
+            while keeper.queue and not keeper.stopping:  # who is to begin again after all others
+                _fit(sweep, keeper)
             ended = keeper.finish()
     if keeper.problem:
         raise UsageError(keeper.problem)
@@ -140,7 +142,7 @@ def _fit(sweep: Sweep, keeper: "_Keeper") -> None:
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name=f"tune-{os.getpid()}",
+            name=f"tune-{os.getpid()}-{sum(keeper.restarts.values())}",
             storage_path=str(sweep.folder / "ray"),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=KEPT_CHECKPOINTS),
@@ -291,6 +293,7 @@ class _Keeper(Callback):
         self.began, self.spent = time.monotonic(), sweep.spent
         self.queue: collections.deque[tuple[int, Run]] = collections.deque()
         self.live: dict[str, tuple[int, Run]] = {}
+        self.restarts: collections.Counter[str] = collections.Counter()
         self.outcomes: dict[int, dict[str, _Outcome]] = collections.defaultdict(dict)
         self._told = {t.number for t in sweep.trials() if ENDED in t.user_attrs}
         remembering = sweep.scheduler in ("asha", "median")
@@ -421,8 +424,21 @@ class _Keeper(Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Keep that it failed, after all retries."""
-        lines = str(trial.get_error()).strip().splitlines()  # a traceback
+        error = trial.get_error()
+        if error is None and self._begins_again(trial.config[TASK]):
+            return
+        lines = str(error or "").strip().splitlines()  # a traceback
         self._ended(trial, lines[-1][:500] if lines else "it died")
+
+    def _begins_again(self, task: Mapping[str, Any]) -> bool:
+        """Tune makes good the death of a process in a trial, but not before one: where the process
+        that was to be used again is gone, the trial fails without an error."""
+        name = Path(task["folder"]).name
+        if task["population"] or self.restarts[name] >= RETRIES:
+            return False
+        self.restarts[name] += 1
+        self.queue.appendleft(self.live.pop(name))
+        return True
 
     def _ended(self, trial: Any, error: str) -> None:
         folder = Path(trial.config[TASK]["folder"])

@@ -1,5 +1,6 @@
 """Search spaces, sweeps on the disk, and what is written of them; no cluster."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -395,3 +396,21 @@ def test_a_budget_is_a_time():
     assert [command._seconds(text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
     with pytest.raises(UsageError, match="write it as 90s"):
         command._seconds("2 hours")
+
+
+def test_a_trial_whose_process_was_gone_before_it_began_begins_again(monkeypatch):
+    """Tune does not count that as a failure: its error is none."""
+    keeper = object.__new__(driver._Keeper)
+    keeper.restarts, keeper.queue = collections.Counter(), collections.deque()
+    keeper.live = {"s-000": (0, "run")}
+    told = []
+    monkeypatch.setattr(keeper, "_ended", lambda _, error: told.append(error))
+    task = {"folder": "runs/s-000", "population": False}
+    gone = SimpleNamespace(get_error=lambda: None, config={driver.TASK: task})
+    for _ in range(driver.RETRIES):
+        keeper.on_trial_error(0, [], gone)
+        assert keeper.queue == collections.deque([(0, "run")])
+        keeper.live["s-000"] = keeper.queue.popleft()
+    keeper.on_trial_error(0, [], gone)
+    assert told == ["it died"]
+    assert not keeper.queue
