@@ -88,6 +88,27 @@ class Positions(nn.Module):
         return waves * math.sqrt(2 / self.width)  # a wave of height 1 has a spread of sqrt(1 / 2)
 
 
+class Packing:
+    """The real words of a batch one after another, and back: what is done to each word alone need
+    not be done to padding. F.embedding is the indexing whose gradient is fast."""
+
+    def __init__(self, mask: Tensor):
+        real = mask.flatten()  # (B, 1, 1, S), True for words
+        self.places = real.nonzero().squeeze(1)
+        self.samples = self.places // mask.shape[-1]
+        """(N,) the row each word is from."""
+        nearest = (real.cumsum(dim=0) - 1).clamp(min=0)  # of padding: any word
+        self.nearest = nearest.view(len(mask), -1)
+
+    def pack(self, spread: Tensor) -> Tensor:
+        """(B, S, D) -> (N, D)."""
+        return F.embedding(self.places, spread.flatten(0, 1))
+
+    def spread(self, packed: Tensor) -> Tensor:
+        """(N, D) -> (B, S, D)."""
+        return F.embedding(self.nearest, packed)
+
+
 class Attention(nn.Module):
     """Multi-head attention whose keys may be narrower than the model."""
 
@@ -104,9 +125,12 @@ class Attention(nn.Module):
         keys, values = self._together(source, self.keys, self.values)
         return keys, values
 
-    def look_around(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, T, D/H) of what attends to itself."""
-        queries, keys, values = self._together(hidden, self.queries, self.keys, self.values)
+    def look_around(
+        self, hidden: Tensor, packing: Packing | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, D/H) of what attends to itself, packed or not."""
+        layers = self.queries, self.keys, self.values
+        queries, keys, values = self._together(hidden, *layers, packing=packing)
         return queries, keys, values
 
     def attend(
@@ -117,9 +141,9 @@ class Attention(nn.Module):
 
     def mix(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
-        *, causal: bool = False,
+        *, causal: bool = False, packing: Packing | None = None,
     ) -> Tensor:  # fmt: skip
-        """(B, T, D) from queries, keys and values of all heads."""
+        """(B, T, D), or packed (N, D), from queries, keys and values of all heads."""
         mixed = F.scaled_dot_product_attention(
             queries,
             keys,
@@ -128,7 +152,8 @@ class Attention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=causal,
         )
-        attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        mixed = mixed.transpose(1, 2).flatten(2)
+        attended: Tensor = self.out(mixed if packing is None else packing.pack(mixed))
         return attended
 
     def looks(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
@@ -137,10 +162,13 @@ class Attention(nn.Module):
         products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
         return products.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=1)
 
-    def _together(self, tensor: Tensor, *layers: nn.Linear) -> Iterator[Tensor]:
+    def _together(
+        self, tensor: Tensor, *layers: nn.Linear, packing: Packing | None = None
+    ) -> Iterator[Tensor]:
         """What several layers make of the same, as one product: they are narrow, and the gradient
         of what they share is summed within it."""
         made = F.linear(tensor, torch.cat([layer.weight for layer in layers]))
+        made = made if packing is None else packing.spread(made)
         return (self._heads(part) for part in made.chunk(len(layers), dim=-1))
 
     def _heads(self, tensor: Tensor) -> Tensor:
@@ -177,10 +205,10 @@ class EncoderLayer(nn.Module):
         self.before_feed_forward = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """(B, S, D) -> (B, S, D)."""
-        queries, keys, values = self.attention.look_around(self.before_attention(hidden))
-        hidden = hidden + self.dropout(self.attention.mix(queries, keys, values, mask))
+    def forward(self, hidden: Tensor, mask: Tensor, packing: Packing | None = None) -> Tensor:
+        """(B, S, D) -> (B, S, D), or packed (N, D) -> (N, D)."""
+        looked = self.attention.look_around(self.before_attention(hidden), packing)
+        hidden = hidden + self.dropout(self.attention.mix(*looked, mask, packing=packing))
         mixed: Tensor = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
         return mixed
 
@@ -198,10 +226,10 @@ class Encoder(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, embedded: Tensor, mask: Tensor) -> Tensor:
-        """(B, S, D), mask (B, 1, 1, S) -> (B, S, D)."""
+    def forward(self, embedded: Tensor, mask: Tensor, packing: Packing | None = None) -> Tensor:
+        """(B, S, D), mask (B, 1, 1, S) -> (B, S, D), or packed (N, D) -> (N, D)."""
         for layer in self.layers:
-            embedded = layer(embedded, mask)
+            embedded = layer(embedded, mask, packing)
         normed: Tensor = self.norm(embedded)
         return normed
 

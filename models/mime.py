@@ -48,7 +48,7 @@ from attune.models.base import (
 )
 from attune.models.decoding import seeded
 from attune.models.latents import annealed, divergence
-from attune.models.layers import Encoder
+from attune.models.layers import Encoder, Packing
 from attune.models.multitask import SMALL, emotion_loss
 from attune.models.transformer import Embedded, Transformer, TransformerConfig
 
@@ -378,21 +378,19 @@ class Mime(Transformer):
         felt = shares @ self.emotions.weight  # eq. 10: (groups, B, D)
         if self.config.mimicry:  # eq. 18-19: what mimics comes first
             felt = torch.where(positive[:, None], felt, felt.flip(0))
+        mask = _words_only(words.mask)
+        both = mask.repeat(len(felt), 1, 1, 1)
+        once, in_groups = Packing(mask), Packing(both)
         # Eq. 20-21: a linear layer on a word and an emotion is the sum of one on each.
         of_words, of_emotions = self.tell.weight.split(self.config.width, dim=1)
-        told = F.linear(source[:, 1:], of_words, self.tell.bias)
-        told = told + (felt @ of_emotions.t())[:, :, None]  # (groups, B, S - 1, D)
-        mask = _words_only(words.mask)
-        refined = self.refine(told.flatten(0, 1), mask.repeat(len(felt), 1, 1, 1))  # eq. 22-23
-        # What follows is for each word alone, so padding is left out; F.embedding is the indexing
-        # whose gradient is fast.
-        real = mask.flatten()
-        places = real.nonzero() + len(real) * torch.arange(len(felt), device=real.device)
-        apart = F.embedding(places, refined.flatten(0, 1))  # (N, groups, D)
+        told = F.linear(once.pack(source[:, 1:]), of_words, self.tell.bias)  # (N, D)
+        moods = F.embedding(in_groups.samples, (felt @ of_emotions.t()).flatten(0, 1))
+        told = told.repeat(len(felt), 1) + moods  # (groups * N, D)
+        refined = self.refine(told, both, in_groups)  # eq. 22-23
+        apart = torch.stack(refined.chunk(len(felt)), dim=1)  # (N, groups, D)
         gates = self._gates(apart)
         fused = self.fuse((gates * apart).flatten(1))  # eq. 26-27
-        nearest = (real.cumsum(dim=0) - 1).clamp(min=0).view(len(source), -1)  # of pads: any word
-        return F.embedding(nearest, fused), gates
+        return once.spread(fused), gates
 
     def _gates(self, apart: Tensor) -> Tensor:
         """Eq. 25."""
