@@ -14,7 +14,9 @@ install: $(INSTALLED)
 
 # torch goes first and by its exact version: anything that asks for a range would bring in the
 # registry's newest build, with gigabytes of CUDA libraries. Modules are compiled when they are first
-# imported: most never are, and to compile them all takes a minute.
+# imported, since most never are; where Python may not keep what it compiled, each process would
+# compile all it imports anew, so here it may.
+unexport PYTHONDONTWRITEBYTECODE
 $(INSTALLED): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { echo "Attune needs Python 3.11: install it, or name it with 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || { echo "Attune needs a C++ compiler (DeepSpeed builds a small part of itself): install g++"; exit 1; }

@@ -25,6 +25,8 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 # Ray's workers give way to everything else, and so to the tests beside them, which wait for nobody.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - it is spelled so
+# Nobody takes this machine away: one process less for each training.
+os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ An utterance is tokenised once, however many contexts it stands in.
 import polars as pl
 
 from attune.platform.corpora.conversations import FELT, LABELLED, LISTENER, SPEAKER, UNPAIRED
-from attune.platform.text.tokenizing import tokenize
 
 SAMPLES = pl.Schema(
     {  # type: ignore[arg-type]
@@ -49,6 +48,9 @@ _OF_ANSWERS = ("response", "response_tokens", "response_label", "next_turn", "ne
 
 def tokenized(conversations: pl.DataFrame) -> pl.DataFrame:
     """The conversations with `tokens` and `situation_tokens`, each distinct text done once."""
+    # nltk takes more than a second to import, and who trains on prepared samples needs none of it.
+    from attune.platform.text.tokenizing import tokenize
+
     tokens = tokenize(pl.concat([conversations["text"], conversations["situation"]]))
     count = conversations.height
     return conversations.with_columns(

@@ -93,6 +93,17 @@ def kill_worker():
     raise AssertionError("no worker found")
 
 
+def submit_plainly(*entry):
+    """As a job by Ray's own command, which knows nothing of Attune."""
+    home = json.dumps({"env_vars": {"ATTUNE_HOME": os.environ["ATTUNE_HOME"]}})
+    done = subprocess.run(
+        [BIN / "ray", "job", "submit", "--runtime-env-json", home, "--", *entry],
+        env={**os.environ, **stack.ray_variables(), "RAY_ADDRESS": os.environ["DASHBOARD"]},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def logged(run):
     return [
         (line["step"], {k: v for k, v in line["metrics"].items() if k != "samples_per_second"})
@@ -150,7 +161,7 @@ def test_whatever_dies_the_result_is_the_same():
     process.communicate()
     assert checkpointed("unlucky") < STEPS
 
-    finished(attune(*command))
+    submit_plainly("python", "-m", "attune.jobs.train", *command[1:])
     run, whole = store.find("unlucky"), store.find("whole")
     assert run.status == "finished"
     assert logged(run) == logged(whole)
@@ -180,22 +191,6 @@ def test_several_seeds_that_begin_with_another_run():
     assert losses == pytest.approx([begun] * 2, rel=0.1)  # a step or two away from where it began
 
 
-@pytest.mark.usefixtures("environment")
-def test_the_demo_compares_variants():
-    variants = ("transformer", "mime")
-    names = [f"demo-{variant}-tiny" for variant in variants]
-    command = ("demo", *variants, "--preset", "tiny", "--max-steps", "8", "--json")
-    first = json.loads(finished(attune(*command)).splitlines()[-1])
-    assert [run["name"] for run in first["runs"]] == names
-    for run in first["runs"]:
-        assert run["metrics"]["perplexity"] > 1
-        assert Path(run["answers"]).is_file()
-    trained = {name: steps_done(name) for name in names}
-    again = json.loads(finished(attune(*command)).splitlines()[-1])
-    assert again == first  # what is finished is left alone
-    assert trained == {name: steps_done(name) for name in names}
-
-
 @pytest.mark.usefixtures("uninterrupted")
 def test_a_job_with_two_workers_gives_the_losses_of_one():
     address = os.environ["DASHBOARD"]
@@ -206,17 +201,3 @@ def test_a_job_with_two_workers_gives_the_losses_of_one():
     for (step, found), (_, expected) in zip(logged(run), logged(whole), strict=True):
         assert found == pytest.approx(expected, rel=1e-3), step
     assert_tracked_once(run)
-
-
-@pytest.mark.usefixtures("environment")
-def test_plain_ray_job_submit_starts_it_too():
-    entry = ("python", "-m", "attune.jobs.train", "dummy", "--preset", "tiny", "--max-steps", "2",
-             "--name", "plain")  # fmt: skip
-    home = json.dumps({"env_vars": {"ATTUNE_HOME": os.environ["ATTUNE_HOME"]}})
-    done = subprocess.run(
-        [BIN / "ray", "job", "submit", "--runtime-env-json", home, "--", *entry],
-        env={**os.environ, **stack.ray_variables(), "RAY_ADDRESS": os.environ["DASHBOARD"]},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert store.find("plain").status == "finished"

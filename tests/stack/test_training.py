@@ -3,20 +3,24 @@
 import contextlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from attune.jobs.cli import app
 from attune.models.base import PAIRED, Stage, Update, Variant
-from attune.platform import runs, store
+from attune.platform import cluster, runs, store
 from attune.platform.corpora.prepare import prepare
 from attune.platform.errors import DataError
 from attune.platform.training import checkpoints, engine, loop, start
 from attune.platform.training.engine import Engine, Player
-from attune.platform.training.loop import Training
+from attune.platform.training.loop import Training, Worker
 from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import TrainingConfig
+from attune.platform.training.worker import train
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -440,3 +444,30 @@ def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begi
     assert not (left.folder / loop.RESULT).exists()
     assert watched(left) == [(10, False), (12, True)]
     assert logged(left) == logged(whole)
+
+
+def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
+    """Trained in this process: what Ray does with several runs is seen in test_ray.py."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "bundled").symlink_to(prepared)
+    monkeypatch.setattr(cluster, "connect", lambda: None)
+    monkeypatch.setattr(cluster, "room", lambda *_: (1, 1))
+    monkeypatch.setattr(cluster, "fit", lambda run, _: train(run, Worker()))
+    monkeypatch.setattr(cluster, "waits_for", lambda *_: "")
+    variants = ("transformer", "mime")
+    command = ("demo", *variants, "--preset", "tiny", "--max-steps", "4", "--json")
+    names = [f"demo-{variant}-tiny" for variant in variants]
+
+    def shown():
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first = shown()
+    assert [run["name"] for run in first["runs"]] == names
+    for run in first["runs"]:
+        assert run["metrics"]["perplexity"] > 1
+        assert Path(run["answers"]).is_file()
+    trained = [store.find(name).metrics_file.read_bytes() for name in names]
+    assert shown() == first  # what is finished is left alone
+    assert trained == [store.find(name).metrics_file.read_bytes() for name in names]

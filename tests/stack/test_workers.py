@@ -3,16 +3,15 @@
 The tolerance is for sums taken in another order: 1e-4 of a loss after a dozen steps.
 """
 
-import os
+import multiprocessing
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from attune.platform.training import start
+from attune.platform.training.loop import Worker
 from attune.platform.training.metrics_file import read_metrics
+from tests.stack import worker
 
 pytestmark = pytest.mark.xdist_group("workers")
 
@@ -46,25 +45,20 @@ def work(run, world_size, stop_at=0):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([worker.__name__])
     workers = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("worker.py")), run.folder, str(stop_at)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
+        context.Process(
+            target=worker.work,
+            args=(run.folder, Worker(rank=rank, world_size=world_size), port, stop_at),
         )
         for rank in range(world_size)
     ]
-    for worker in workers:
-        _, errors = worker.communicate()
-        assert worker.returncode == 0, errors
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    assert [each.exitcode for each in workers] == [0] * world_size
 
 
 def losses(run):

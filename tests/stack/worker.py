@@ -1,9 +1,8 @@
-"""One of several workers of a run, without Ray: `python worker.py FOLDER STOP_AT`."""
+"""One of several workers of a run, without Ray."""
 
 import os
-import sys
-from pathlib import Path
 
+import deepspeed  # noqa: F401 - takes seconds: once for all that are forked
 import torch
 
 from attune.platform import store
@@ -21,17 +20,15 @@ class Stopping(Training):
         return over, stopped or standing.total == self.stop_at
 
 
-def main():
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def work(folder, worker, port, stop_at):
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
-    run = store.read(Path(sys.argv[1]))
+    os.environ.update(LOCAL_RANK=str(worker.rank))  # DeepSpeed looks for it
+    torch.distributed.init_process_group(
+        "gloo", f"tcp://127.0.0.1:{port}", rank=worker.rank, world_size=worker.world_size
+    )
+    run = store.read(folder)
     model = start.model_of(run)
     data, valid = start.data_of(run, model)
-    training = Stopping(run, model, data, valid, Worker(rank=rank, world_size=world_size))
-    training.stop_at = int(sys.argv[2])
+    training = Stopping(run, model, data, valid, worker)
+    training.stop_at = stop_at
     training.go()
-
-
-if __name__ == "__main__":
-    main()
