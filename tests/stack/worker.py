@@ -7,7 +7,7 @@ import torch
 
 from attune.platform import store
 from attune.platform.training import start
-from attune.platform.training.loop import Training, Worker
+from attune.platform.training.loop import Training
 
 
 class Stopping(Training):
