@@ -98,18 +98,18 @@ def _settings(name: str) -> list[dict[str, Any]]:
 
 
 def _show_all(screen: Console, found: list[dict[str, Any]]) -> None:
-    listed = table("", "variant", "system", "paper", "kind", "search spaces")
+    listed = table("", "variant", "system", "paper", "kind")
+    listed.columns[0].no_wrap = True
     for one in found:
-        parent = one["ablation_of"]
-        listed.add_row(
-            f"  {escape(one['name'])}" if parent else f"[bold]{escape(one['name'])}[/bold]",
-            escape(one["system"]),
-            f"without a part of {escape(parent)}" if parent else escape(one["paper"]),
-            one["kind"],
-            ", ".join(one["search_spaces"]),
-        )
+        name = escape(one["name"])
+        if one["ablation_of"]:
+            listed.add_row(f"  {name}", "", "", "")
+        else:
+            told = (escape(one[key]) for key in ("system", "paper", "kind"))
+            listed.add_row(f"[bold]{name}[/bold]", *told)
     screen.print(listed)
-    screen.print("\n'attune variants NAME' shows the settings of one of them.")
+    screen.print("\nBelow a variant stand its ablations, each without one of its parts.")
+    screen.print("'attune variants NAME' shows the settings and search spaces of one of them.")
 
 
 def _show_one(screen: Console, one: dict[str, Any]) -> None:
