@@ -7,6 +7,7 @@ Everything goes through a client with explicit run ids; MLflow's global state is
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
 import math
@@ -162,10 +163,8 @@ def _opened(variant: str) -> Iterator[tuple[MlflowClient, str]]:
     """A client of the store where new runs go, and the id of a variant's experiment there."""
     uri = store_uri()
     with _understood(uri):
-        if uri.startswith("sqlite:"):
-            home().mkdir(parents=True, exist_ok=True)
-        client = MlflowClient(tracking_uri=uri)
-        with quick():
+        with quick(), _alone() if uri.startswith("sqlite:") else contextlib.nullcontext():
+            client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
         yield client, _experiment(client, uri, variant)
 
@@ -449,6 +448,15 @@ def _understood(uri: str) -> Iterator[None]:
         raise UsageError(
             f"the tracking store {_without_password(uri)} failed ({_short(error)}): {fix}"
         ) from error
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One process at a time makes the local store's tables: of two, MLflow lets one fail."""
+    home().mkdir(parents=True, exist_ok=True)
+    with (home() / "mlflow.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

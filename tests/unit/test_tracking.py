@@ -1,6 +1,7 @@
 """What MLflow gets to see, in a real store; a server that is away is played by its client."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import threading
@@ -220,6 +221,25 @@ def test_runs_of_a_variant_share_its_experiment(run, new_run, prepared, client):
 
 
 @pytest.mark.usefixtures("faults")  # which looks at the size of what is sent
+def _first_contact(home, begin):
+    os.environ["ATTUNE_HOME"] = str(home)
+    begin.wait()
+    with tracking._opened("dummy"):
+        pass
+
+
+def test_who_comes_first_to_a_new_home_at_once_all_find_a_store(tmp_path, monkeypatch):
+    monkeypatch.delenv(tracking.ADDRESS, raising=False)
+    fork = multiprocessing.get_context("fork")
+    begin = fork.Barrier(3)
+    comers = [fork.Process(target=_first_contact, args=(tmp_path / "new", begin)) for _ in range(3)]
+    for each in comers:
+        each.start()
+    for each in comers:
+        each.join()
+    assert [each.exitcode for each in comers] == [0] * 3
+
+
 def test_every_step_is_sent_once(run, client):
     write(run, range(1, 571))  # 1,767 metrics: more than one batch
     with tracking.Sender(run) as sender:
