@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import deepspeed
 import pytest
 import torch
 from torch import nn
@@ -173,6 +174,11 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monk
     assert go(run)
     assert f"{last} is damaged" in (run.folder / "log.txt").read_text()
     assert_same(run, whole)
+
+
+def test_a_lone_process_compiles_nothing(begin):
+    assert go(begin("dummy", "alone", max_steps=1))
+    assert deepspeed.comm.comm.cdb.shm_comm_op is None
 
 
 def test_accumulation_changes_nothing(begin):
