@@ -5,9 +5,9 @@ import json
 import shutil
 from pathlib import Path
 
-import deepspeed
 import pytest
 import torch
+from deepspeed.comm import comm
 from torch import nn
 from typer.testing import CliRunner
 
@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monk
 
 def test_a_lone_process_compiles_nothing(begin):
     assert go(begin("dummy", "alone", max_steps=1))
-    assert deepspeed.comm.comm.cdb.shm_comm_op is None
+    assert comm.cdb.shm_comm_op is None
 
 
 def test_accumulation_changes_nothing(begin):
