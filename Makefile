@@ -1,5 +1,5 @@
-# Each target sets up all it needs in .venv: a Python 3.11, a C++ compiler and the package registry
-# are enough. `make install` alone does the set-up.
+# Each target sets up all it needs in .venv: a Python 3.11 and the package registry are enough.
+# `make install` alone does the set-up.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -19,7 +19,6 @@ install: $(INSTALLED)
 unexport PYTHONDONTWRITEBYTECODE
 $(INSTALLED): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { echo "Attune needs Python 3.11: install it, or name it with 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
-	@command -v c++ >/dev/null || command -v g++ >/dev/null || { echo "Attune needs a C++ compiler (DeepSpeed builds a small part of itself): install g++"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0 setuptools
 	$(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'

@@ -137,12 +137,12 @@ def _devices() -> list[Check]:
 
 
 def _compiler() -> list[Check]:
-    """DeepSpeed compiles how several workers on one machine's CPUs add their gradients up."""
+    """On CPUs nothing is compiled; settings of DeepSpeed's own may need it on GPUs."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         path = shutil.which(name) if name else None
         if path:
             return [Check(name="compiler", status="ok", found=path)]
-    fix = "install a C++ compiler, such as g++ (DeepSpeed needs it for several workers on CPUs)"
+    fix = "install a C++ compiler, such as g++ (DeepSpeed may need it on GPUs; on CPUs nothing does)"
     return [Check(name="compiler", status="warning", found="none", fix=fix)]
 
 

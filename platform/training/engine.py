@@ -238,9 +238,8 @@ def join_workers() -> None:
             rank=0,
             world_size=1,
         )
-    if torch.distributed.get_world_size() == 1:
-        import deepspeed.ops
+    import deepspeed.ops
 
-        # By which processes of one machine add gradients up. DeepSpeed compiles it, for half a
-        # minute, as often as another environment (a job's) did so before, even for one process.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Sums through shared memory, which only inference takes. DeepSpeed would compile them all the
+    # same: half a minute, and again whenever another environment (a job's) did so meanwhile.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

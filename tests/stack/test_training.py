@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monk
     assert_same(run, whole)
 
 
-def test_a_lone_process_compiles_nothing(begin):
+def test_nothing_is_compiled(begin):
     assert go(begin("dummy", "alone", max_steps=1))
     assert comm.cdb.shm_comm_op is None
 

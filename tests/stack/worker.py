@@ -6,7 +6,7 @@ import deepspeed  # noqa: F401 - takes seconds: once for all that are forked
 import torch
 
 from attune.platform import store
-from attune.platform.training import start
+from attune.platform.training import engine, start
 from attune.platform.training.loop import Training
 
 
@@ -26,6 +26,7 @@ def work(folder, worker, port, stop_at):
     torch.distributed.init_process_group(
         "gloo", f"tcp://127.0.0.1:{port}", rank=worker.rank, world_size=worker.world_size
     )
+    engine.join_workers()
     run = store.read(folder)
     model = start.model_of(run)
     data, valid = start.data_of(run, model)
