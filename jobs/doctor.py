@@ -142,9 +142,7 @@ def _compiler() -> list[Check]:
         path = shutil.which(name) if name else None
         if path:
             return [Check(name="compiler", status="ok", found=path)]
-    fix = (
-        "install a C++ compiler, such as g++ (DeepSpeed may need it on GPUs; on CPUs nothing does)"
-    )
+    fix = "install a C++ compiler, such as g++ (DeepSpeed may need it on GPUs, never on CPUs)"
     return [Check(name="compiler", status="warning", found="none", fix=fix)]
 
 
