@@ -20,6 +20,11 @@ def ids() -> dict[str, str]:
     return {name: os.environ[name] for name in (JOB, TRIAL, DASHBOARD) if name in os.environ}
 
 
+def job() -> dict[str, str]:
+    """The Ray job that this process works for, as runs and sweeps record it; empty outside one."""
+    return {"job": os.environ.get(JOB, ""), "dashboard": os.environ.get(DASHBOARD, "")}
+
+
 def text_file(run: Run) -> Path:
     """What a run had to say, for people."""
     return run.folder / TEXT
