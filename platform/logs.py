@@ -4,7 +4,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from attune.platform.store import Run
 
@@ -20,7 +20,7 @@ def ids() -> dict[str, str]:
     return {name: os.environ[name] for name in (JOB, TRIAL, DASHBOARD) if name in os.environ}
 
 
-def job() -> dict[str, str]:
+def job() -> dict[str, Any]:
     """The Ray job that this process works for, as runs and sweeps record it; empty outside one."""
     return {"job": os.environ.get(JOB, ""), "dashboard": os.environ.get(DASHBOARD, "")}
 
