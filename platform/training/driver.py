@@ -43,7 +43,7 @@ def train_all(runs: Sequence[Run], show: Show) -> list[Run]:
     with ExitStack() as held:
         for run in runs:
             held.enter_context(_alone(run))
-        cluster.connect()  # before anything says that it runs
+        _join(runs)
         begun = [_begun(run) for run in runs]
         with ExitStack() as sending:
             senders = [sending.enter_context(tracking.Sender(run)) for run in begun]
@@ -58,6 +58,16 @@ def train_all(runs: Sequence[Run], show: Show) -> list[Run]:
     for failure in failures.values():
         raise failure
     return ended
+
+
+def _join(runs: Sequence[Run]) -> None:
+    """Be in a cluster before MLflow is told; a run that is new says of itself that it runs."""
+    try:
+        cluster.connect()
+    except Exception as error:
+        for run in runs:
+            run.changed(status="failed", error=_short(error))
+        raise
 
 
 def _begun(run: Run) -> Run:
@@ -199,6 +209,10 @@ def _cause(run: Run, failure: BaseException) -> str:
     """An exception in one line."""
     if (problem := run.folder / PROBLEM).exists():
         return _last_line(problem)
+    return _short(failure)
+
+
+def _short(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0][:LONGEST_ERROR]
 
 

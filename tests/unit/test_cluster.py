@@ -2,9 +2,10 @@
 
 import pytest
 
-from attune.platform import cluster, stack
+from attune.platform import cluster, stack, store
 from attune.platform.cluster import _shared
 from attune.platform.errors import UsageError
+from attune.platform.training import driver
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,17 @@ def test_a_job_server_is_no_head(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     with pytest.raises(UsageError, match=r"for 'attune submit .* such as HOST:6379"):
         cluster.connect()
+
+
+def test_a_run_that_finds_no_cluster_has_failed(tmp_path, monkeypatch):
+    """Nobody trains it, so it must not be listed as running, nor MLflow be told of it."""
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    run = store.Run(
+        name="r", folder=tmp_path, variant="dummy", preset="tiny", config={}, training={}, data={}
+    )
+    run.write()
+    with pytest.raises(UsageError, match="job server"):
+        driver.train(run)
+    found = store.read(tmp_path)
+    assert (found.status, found.run_id) == ("failed", None)
+    assert "job server" in found.error
