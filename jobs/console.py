@@ -14,10 +14,15 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")
 ]
 
+WIDE = 1000
+"""Columns of a file, a pipe or a job's log, where nothing needs to be cut short."""
+
 
 def console(as_json: bool = False) -> Console:
     """Where people read; with `--json` that is stderr, since stdout belongs to the object."""
-    return Console(stderr=as_json, highlight=False, soft_wrap=not sys.stdout.isatty())
+    terminal = sys.stdout.isatty()
+    width = None if terminal else WIDE
+    return Console(stderr=as_json, highlight=False, soft_wrap=not terminal, width=width)
 
 
 def print_json(content: dict[str, Any]) -> None:

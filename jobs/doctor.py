@@ -22,6 +22,7 @@ from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
 from attune.platform import stack
+from attune.platform.errors import UsageError
 from attune.platform.home import home
 
 GIGABYTE = 2**30
@@ -233,6 +234,9 @@ def _machines() -> list[Check]:
         return [Check(name="address", status="error", found="no cluster is known", fix=fix)]
     try:
         cluster.connect(address)
+    except UsageError as error:
+        fix = f"'attune submit --address {address} --follow -- doctor --cluster' looks from inside"
+        return [Check(name="address", status="error", found=str(error), fix=fix)]
     except (OSError, RuntimeError, ValueError) as error:
         short = str(error).strip().splitlines()[0][:300]
         fix = "check that it runs ('ray status' there), its address, and that your token is its own"

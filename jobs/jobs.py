@@ -69,7 +69,7 @@ def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
         job = jobs.wait(job.id)
         screen.print(f"job {job.id}: {job.state}", markup=False)
     if job.state == "STOPPED" and job.command.split()[1:2] in (["train"], ["tune"]):
-        screen.print(f"go on with 'attune submit -- {_again(job)}'", markup=False)
+        screen.print(f"go on with '{_again(job)}'", markup=False)
     if as_json:
         print_json(asdict(job))
 
@@ -94,8 +94,10 @@ def _jobs(address: str | None) -> "Jobs":
 
 
 def _again(job: "Job") -> str:
+    """The same command and options, to be typed again."""
     words = shlex.split(job.command)[1:]
-    return shlex.join(words if "--resume" in words else [*words, "--resume"])
+    words = words if "--resume" in words else [*words, "--resume"]
+    return shlex.join(["attune", "submit", *shlex.split(job.options), "--", *words])
 
 
 def _table(found: "list[Job]") -> Table:

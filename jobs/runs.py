@@ -89,6 +89,8 @@ def _described(run: "Run", aliases: dict[str, str]) -> dict[str, Any]:
         "seed": run.seed,
         "metrics": run.result.get("metrics", {}),
         "alias": aliases.get(run.run_id or ""),
+        "job": run.job or None,
+        "dashboard": run.dashboard or None,
     }
 
 

@@ -76,6 +76,8 @@ def submit(
     that finds no room waits and says what for. `attune jobs` lists, shows, stops and waits for
     jobs; a stopped one goes on when it is submitted again with `--resume`.
 
+    Options for the job stand before the command, the command's own behind it.
+
     Examples:
 
     - `attune submit -- train multi-trs --workers 2`
@@ -99,8 +101,14 @@ def submit(
     jobs = Jobs(address)
     named = command if home else _named(command, words)
     per_worker = {cluster.GPUS: gpus_per_worker, cluster.CPUS: cpus_per_worker}
+    typed = [
+        ("--address", address), ("--gpus-per-worker", gpus_per_worker),
+        ("--cpus-per-worker", cpus_per_worker), ("--home", home),
+        *(("--upload", path) for path in upload or ()),
+    ]  # fmt: skip
     job = jobs.submit(
         named,
+        options=[str(word) for option in typed if option[1] is not None for word in option],
         run=_option(named, "--name") or "",
         uploads=upload or (),
         place=home,

@@ -233,8 +233,9 @@ def _seconds(text: str) -> float:
 
 def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     from attune.platform import store
+    from attune.platform.commit import commit
     from attune.platform.settings import find_variant
-    from attune.platform.training.start import check_zero, commit
+    from attune.platform.training.start import check_zero
     from attune.platform.tuning import driver, spaces, sweep
 
     ready = spaces.find_ready(typed["sweep"]) if "sweep" in typed else spaces.Ready()
@@ -622,10 +623,10 @@ def _new_decoding(
     data: str | None, split: str, contexts: int | None,
 ) -> "Sweep":  # fmt: skip
     from attune.platform import store
+    from attune.platform.commit import commit
     from attune.platform.corpora.conversations import SPLITS
     from attune.platform.corpora.prepare import find_data
     from attune.platform.evaluation.answers import METRICS
-    from attune.platform.training.start import commit
     from attune.platform.tuning import spaces
     from attune.platform.tuning import sweep as sweeps
 

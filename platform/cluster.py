@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from attune.platform import logs, stack
+from attune.platform.errors import UsageError
 from attune.platform.store import Run
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ def use_token(address: str | None = None) -> None:
 def connect(address: str | None = None) -> None:
     """Join the cluster that is given or that RAY_ADDRESS names, or start one on this machine for
     this process."""
+    address = _head(address or os.environ.get("RAY_ADDRESS"))
     use_token(address)
     import ray
 
@@ -60,9 +62,21 @@ def connect(address: str | None = None) -> None:
         return
     # Ray repeats every worker's output on the driver's; ours goes to the run's folder.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not (address or os.environ.get("RAY_ADDRESS")):
+    if not address:
         options["include_dashboard"] = False
     ray.init(address, **options)
+
+
+def _head(address: str | None) -> str | None:
+    """What to join for an address: `attune submit` takes a job server's, which cannot be joined."""
+    if not address or not address.startswith(("http://", "https://")):
+        return address
+    if part := stack.running(stack.RAY) if stack.is_stack(address) else None:
+        return stack.head_address(part)
+    raise UsageError(
+        f"{address} is the address of a job server, which is for 'attune submit -- COMMAND'; to "
+        f"join the cluster from here set RAY_ADDRESS to that of its head, such as HOST:6379"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.platform import cluster, logs, stack, wheel
+from attune.platform.commit import VARIABLE, commit
 from attune.platform.errors import ServiceError, UsageError, unknown
 from attune.platform.home import home
 
@@ -41,6 +42,8 @@ class Job:
     id: str
     state: str
     command: str
+    options: str
+    """What `attune submit` was given beside the command."""
     run: str
     """The run or sweep that it is for, where it has one."""
     began: float
@@ -85,19 +88,21 @@ class Jobs:
                 f"no Ray job server answers at {self.address}: start one with 'attune up', or name "
                 f"it with --address http://HOST:8265 ({error})"
             ) from error
-        logging.getLogger("ray").setLevel(logging.WARNING)  # the client has set it to tell more
+        for name in ("ray", *(each.__module__ for each in type(self.client).__mro__)):
+            logging.getLogger(name).setLevel(logging.WARNING)  # Ray has set each to tell more
 
     def submit(
         self,
         command: Sequence[str],
         *,
+        options: Sequence[str] = (),
         run: str = "",
         uploads: Sequence[Path] = (),
         place: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> str:
         """Start an attune command, with the code that runs here and so many variables more; `place`
-        is ATTUNE_HOME there, if it is another. The job's id."""
+        is ATTUNE_HOME there, if it is another. The options are for people to see. The job's id."""
         job = f"{command[0]}-{secrets.token_hex(4)}"
         there = place or str(home())
         given = {name: os.environ[name] for name in SHIPPED_VARIABLES if name in os.environ}
@@ -105,10 +110,15 @@ class Jobs:
             "ATTUNE_HOME": there,
             logs.JOB: job,
             logs.DASHBOARD: self.dashboard(job),
+            VARIABLE: commit(),
             "RAY_JOB_STOP_WAIT_TIME_S": str(SECONDS_TO_STOP),
             **(variables or {}),
         }
-        metadata = {"command": shlex.join(["attune", *command]), **({"run": run} if run else {})}
+        metadata = {
+            "command": shlex.join(["attune", *command]),
+            "options": shlex.join(options),
+            **({"run": run} if run else {}),
+        }
         with tempfile.TemporaryDirectory() as folder:
             shipped: dict[str, Any] = {"py_modules": [str(wheel.build(Path(folder)))]}
             entry = ENTRY
@@ -227,6 +237,7 @@ def _job(one: Any) -> Job:
         id=one.submission_id,
         state=one.status.value,
         command=metadata.get("command", one.entrypoint),
+        options=metadata.get("options", ""),
         run=metadata.get("run", ""),
         began=(one.start_time or 0) / 1000,
         ended=None if one.end_time is None else one.end_time / 1000,

@@ -4,7 +4,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from attune.platform.store import Run
 
@@ -18,6 +18,11 @@ Level = Literal["info", "warning", "error"]
 def ids() -> dict[str, str]:
     """The variables, for workers on other machines."""
     return {name: os.environ[name] for name in (JOB, TRIAL, DASHBOARD) if name in os.environ}
+
+
+def job() -> dict[str, Any]:
+    """The Ray job that this process works for, as runs and sweeps record it; empty outside one."""
+    return {"job": os.environ.get(JOB, ""), "dashboard": os.environ.get(DASHBOARD, "")}
 
 
 def text_file(run: Run) -> Path:

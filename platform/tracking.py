@@ -175,15 +175,15 @@ def _tags(run: Run) -> dict[str, str]:
         MLFLOW_SOURCE_NAME: run.command,
         "variant": run.variant,
         "data_hash": run.data["hash"],
-        **_job_tags(run),
+        **job_tags(run.job, run.dashboard),
     }
     harvest = run.data.get("harvest")
     return {**tags, "harvest_hash": harvest["hash"]} if harvest else tags
 
 
-def _job_tags(run: Run) -> dict[str, str]:
-    """The Ray job that trains a run; by its metadata the job knows the run."""
-    told = {"ray_job": run.job, "ray_dashboard": run.dashboard}
+def job_tags(job: str, dashboard: str) -> dict[str, str]:
+    """The Ray job that a run or sweep is in; by its metadata the job knows the run or sweep."""
+    told = {"ray_job": job, "ray_dashboard": dashboard}
     return {key: value for key, value in told.items() if value}
 
 
@@ -193,7 +193,7 @@ def reopen(run: Run) -> None:
         with quick():
             client.update_run(run_id, status=STATUS["running"])
         now = {MLFLOW_RUN_NOTE: _note(dataclasses.replace(run, status="running"))}
-        for key, value in {**now, **_job_tags(run)}.items():
+        for key, value in {**now, **job_tags(run.job, run.dashboard)}.items():
             client.set_tag(run_id, key, value)
 
 

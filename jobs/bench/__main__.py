@@ -10,9 +10,9 @@ from rich.console import Console
 
 from attune.jobs.bench import generation, preparation, training, tuning
 from attune.jobs.console import Json, console, print_json
+from attune.platform.commit import commit
 from attune.platform.corpora.sources import BUNDLED
 from attune.platform.errors import DataError, UsageError, unknown
-from attune.platform.training.start import commit
 
 PARTS = {
     "preparation": preparation,

@@ -3,7 +3,6 @@
 import dataclasses
 import fcntl
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -44,6 +43,7 @@ def train_all(runs: Sequence[Run], show: Show) -> list[Run]:
     with ExitStack() as held:
         for run in runs:
             held.enter_context(_alone(run))
+        _join(runs)
         begun = [_begun(run) for run in runs]
         with ExitStack() as sending:
             senders = [sending.enter_context(tracking.Sender(run)) for run in begun]
@@ -60,12 +60,21 @@ def train_all(runs: Sequence[Run], show: Show) -> list[Run]:
     return ended
 
 
+def _join(runs: Sequence[Run]) -> None:
+    """Be in a cluster before MLflow is told; a run that is new says of itself that it runs."""
+    try:
+        cluster.connect()
+    except Exception as error:
+        for run in runs:
+            run.changed(status="failed", error=_short(error))
+        raise
+
+
 def _begun(run: Run) -> Run:
     run.stop_file.unlink(missing_ok=True)
     for left in (RESULT, PLAN, PROBLEM):
         (run.folder / left).unlink(missing_ok=True)
-    job, dashboard = (os.environ.get(name, "") for name in (logs.JOB, logs.DASHBOARD))
-    run = dataclasses.replace(run, error="", job=job, dashboard=dashboard)
+    run = dataclasses.replace(run, error="", **logs.job())
     if run.run_id is None:
         run = tracking.start(run, read_manifest(Path(run.data["folder"])))
     else:
@@ -88,7 +97,6 @@ def _alone(run: Run) -> Iterator[None]:
 def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
     """Have the workers train while showing what they log; what went wrong with which run."""
     failures: dict[str, BaseException] = {}
-    cluster.connect()
     at_once, cores = cluster.room(max(run.workers for run in runs), len(runs))
     turns = threading.Semaphore(at_once)
 
@@ -201,6 +209,10 @@ def _cause(run: Run, failure: BaseException) -> str:
     """An exception in one line."""
     if (problem := run.folder / PROBLEM).exists():
         return _last_line(problem)
+    return _short(failure)
+
+
+def _short(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0][:LONGEST_ERROR]
 
 

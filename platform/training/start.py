@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -22,8 +20,9 @@ from attune.models.base import (
     Needs,
     Variant,
 )
-from attune.platform import harvesting, labelling, runs, selecting, store
+from attune.platform import harvesting, labelling, logs, runs, selecting, store
 from attune.platform.batches import Columns, followed, unpaired
+from attune.platform.commit import commit
 from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS, LABELS
 from attune.platform.corpora.prepare import (
@@ -105,6 +104,7 @@ def new_run(
         commit=commit(),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         notice=notice,
+        **logs.job(),
     )
     if (run.folder / store.RECORD).exists():
         raise UsageError(
@@ -395,24 +395,3 @@ def _unchanged(run: Run, data: Mapping[str, Any]) -> Path:
             f"{data['hash'][:12]}): prepare it as it was, or begin a new run"
         )
     return folder
-
-
-def commit() -> str:
-    """The commit of the source tree that runs, with `+` where it was changed; else ''."""
-    root = Path(__file__).parent
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            capture_output=True, text=True, check=False, env=environment,
-        )  # fmt: skip
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        tracked = git("ls-files", "--error-unmatch", Path(__file__).name)
-        if not tracked:
-            return ""
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
-    except FileNotFoundError:  # no git here
-        return ""

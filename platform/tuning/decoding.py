@@ -7,7 +7,7 @@ from typing import Any
 
 from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
-from attune.platform import cluster, runs, store
+from attune.platform import cluster, logs, runs, store
 from attune.platform.corpora.prepare import read_samples
 from attune.platform.errors import UsageError
 from attune.platform.evaluation.evaluate import evaluate
@@ -53,7 +53,7 @@ def check(run: Run) -> None:
 def run(sweep: Sweep, show: Show) -> Sweep:
     """Answer and measure until all was tried; what was measured before is kept."""
     with sweep.alone():
-        return _run(sweep.changed(status="running"), show)
+        return _run(sweep.changed(status="running", **logs.job()), show)
 
 
 def _run(sweep: Sweep, show: Show) -> Sweep:

@@ -33,7 +33,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import Searcher
 
 from attune.models.base import Between
-from attune.platform import cluster, store, tracking
+from attune.platform import cluster, logs, store, tracking
 from attune.platform.errors import UsageError
 from attune.platform.store import Run
 from attune.platform.training import checkpoints, start
@@ -81,7 +81,7 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with sweep.alone():
         sweep.stop_file.unlink(missing_ok=True)
-        sweep = sweep.changed(status="running")
+        sweep = sweep.changed(status="running", **logs.job())
         sweep.fill_grid()
         # Only PBT draws from these; every other draw is seeded by its trial's number.
         random.seed(sweep.seed)
@@ -354,7 +354,8 @@ class _Keeper(Callback):
         made = []
         for place, name in enumerate(names):
             if (store.folder_of_runs() / name / store.RECORD).is_file():
-                made.append(store.find(name))
+                found = store.find(name)
+                made.append(found if number in self._told else found.changed(**logs.job()))
             elif number not in self._told:
                 made.append(self._new_run(kept, name, self.sweep.seed + place))
         if kept.get(RUNS) != names and made:
@@ -517,6 +518,7 @@ class _Keeper(Callback):
             counts = {"trials": len(sweep.trials()), "stopped_early": sweep.count("stopped early"),
                       "failed": sweep.count("failed", "diverged")}  # fmt: skip
             tags = {} if best is None else {"best": f"trial {best.number}: {_text(best.params)}"}
+            tags |= tracking.job_tags(sweep.job, sweep.dashboard)
             tracking.finish_group(sweep.run_id, status, {**metrics, **counts}, tags)
         return sweep
 

@@ -76,6 +76,10 @@ class Sweep:
     command: str = ""
     commit: str = ""
     created: str = ""
+    job: str = ""
+    """The Ray job that it runs in, or did last."""
+    dashboard: str = ""
+    """Where Ray shows that job."""
     run_id: str | None = None
     """MLflow's, of the run that all trials are parts of."""
     status: Status = "running"

@@ -2,7 +2,10 @@
 
 import pytest
 
+from attune.platform import cluster, stack, store
 from attune.platform.cluster import _shared
+from attune.platform.errors import UsageError
+from attune.platform.training import driver
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,29 @@ def test_everyone_gets_as_much_as_all_can_have(machines, workers, runs, at_once,
 )
 def test_cores_that_were_asked_for(machines, workers, runs, asked, at_once):
     assert _shared(machines, workers, runs, asked) == (at_once, asked)
+
+
+def test_a_job_server_is_no_head(monkeypatch):
+    """RAY_ADDRESS may name either; Ray itself joins a head only."""
+    part = stack.Part(name=stack.RAY, pid=1, started=0, mark="", port=8265, ports={"head": 6000})
+    monkeypatch.setattr(stack, "running", lambda _: part)
+    assert cluster._head("http://localhost:8265") == "127.0.0.1:6000"
+    for joined in (None, "127.0.0.1:6000", "head:6379", "auto"):
+        assert cluster._head(joined) == joined
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    with pytest.raises(UsageError, match=r"for 'attune submit .* such as HOST:6379"):
+        cluster.connect()
+
+
+def test_a_run_that_finds_no_cluster_has_failed(tmp_path, monkeypatch):
+    """Nobody trains it, so it must not be listed as running, nor MLflow be told of it."""
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    run = store.Run(
+        name="r", folder=tmp_path, variant="dummy", preset="tiny", config={}, training={}, data={}
+    )
+    run.write()
+    with pytest.raises(UsageError, match="job server"):
+        driver.train(run)
+    found = store.read(tmp_path)
+    assert (found.status, found.run_id) == ("failed", None)
+    assert "job server" in found.error

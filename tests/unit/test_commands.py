@@ -188,6 +188,8 @@ def test_runs(call):
         "status": "stopped",
         "data": "few",
         "alias": None,
+        "job": None,
+        "dashboard": None,
         "seed": 6,
         "metrics": {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5},
     }
@@ -196,7 +198,10 @@ def test_runs(call):
     assert [run["name"] for run in only] == ["first", "third"]
     none = spoken(call("runs", "--variant", "transformer", "--json"))
     assert none == {"runs": []}
-    assert "50.00%" in call("runs").stdout
+    shown = call("runs").stdout
+    assert "50.00%" in shown
+    assert "…" not in shown  # no terminal, no edge: a job's log has whole names
+    assert "emotion accuracy" in shown
     wrong = call("runs", "--variant", "dumy")
     assert "did you mean 'dummy'" in refused(wrong)
 

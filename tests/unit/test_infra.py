@@ -78,6 +78,10 @@ def test_ray_takes_the_launcher_files(name):
     starts = prepared["head_start_ray_commands"] + prepared["worker_start_ray_commands"]
     assert all("RAY_AUTH_MODE=token" in line for line in starts if "ray start" in line)
     assert any("--dashboard-host=127.0.0.1" in line for line in starts)
+    if ".venv" in str(prepared):  # jobs begin with `python`, which must be the one with Attune
+        assert all(
+            "PATH=~/attune/.venv/bin:$PATH" in line for line in starts if "ray start" in line
+        )
     assert any(target.endswith(".ray/auth_token") for target in prepared["file_mounts"])
     with pytest.raises(jsonschema.ValidationError):
         validate_config({**prepared, "head_node": {}})
@@ -148,6 +152,8 @@ def test_compose_names_what_is_there():
         assert used <= set(content["volumes"]), name
         if "healthcheck" not in service:
             assert name in ("bucket", "ray-worker")
+    # Each worker on the one machine would otherwise take all of its cores for its own.
+    assert "--num-cpus=" in services["ray-worker"]["command"]
     for name in ("ray-head", "ray-worker", "page"):
         environment = services[name]["environment"]
         assert environment["RAY_AUTH_MODE"] == "token"

@@ -7,9 +7,11 @@ import sys
 import pytest
 
 from attune.jobs import cli, unpack
+from attune.jobs.jobs import _again
 from attune.jobs.submit import _named, _option, _parsed
 from attune.platform import jobs, logs, store
 from attune.platform.cluster import unmet
+from attune.platform.commit import VARIABLE, commit
 from attune.platform.errors import UsageError
 
 
@@ -45,6 +47,7 @@ def attune(*arguments, capsys, monkeypatch):
         (("submit", "--", "trian", "mime"), "did you mean 'train'?"),
         (("submit", "--", "up"), "unknown command 'up'"),
         (("submit", "--", "train", "mime", "--stpes", "1"), "--stpes"),
+        (("submit", "train", "mime", "--preset", "tiny", "--stpes", "1"), "--stpes"),
         (("submit", "--", "data", "prepare", "--sorce", "x"), "--sorce"),
         (("submit", "--home", "there", "--", "runs"), "beginning with '/'"),
         (("submit", "--upload", "nowhere", "--", "runs"), "does not exist"),
@@ -123,6 +126,32 @@ def test_the_server_that_is_meant(home, monkeypatch):
     assert jobs.address_of(None) == "http://head:1"
     assert jobs.address_of("http://other:2") == "http://other:2"
     assert not home.exists()  # to ask leaves nothing behind
+
+
+class Client:
+    """A job server that keeps what it is sent."""
+
+    def submit_job(self, **sent):
+        self.sent = sent
+
+
+def test_a_job_knows_its_commit_and_how_to_go_on(home, monkeypatch):
+    """Its code comes as a wheel, which has no history to ask."""
+    monkeypatch.setattr(jobs.wheel, "build", lambda folder: folder / "attune.whl")
+    cluster = object.__new__(jobs.Jobs)
+    cluster.address, cluster.client = "http://head:8265", Client()
+    options = ["--address", "http://head:8265", "--upload", "my data"]
+    train = ["train", "dummy", "--data", "my data", "--name", "mine"]
+    cluster.submit(train, options=options, run="mine")
+    sent = cluster.client.sent
+    variables = sent["runtime_env"]["env_vars"]
+    assert variables["ATTUNE_HOME"] == str(home)
+    assert variables[VARIABLE] == commit()
+    monkeypatch.setenv(VARIABLE, "abc")  # as the job finds it
+    assert commit() == "abc"
+    job = jobs.Job(id="j", state="STOPPED", began=0, **sent["metadata"])
+    again = "attune submit --address http://head:8265 --upload 'my data' -- "
+    assert _again(job) == f"{again}train dummy --data 'my data' --name mine --resume"
 
 
 def test_log_lines_carry_all_ids(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from attune.jobs import tune as command
 from attune.models import all_variants
 from attune.models.base import Between, Choice
-from attune.platform import cluster, runs, store
+from attune.platform import cluster, logs, runs, store, tracking
 from attune.platform.errors import UsageError
 from attune.platform.training import checkpoints
 from attune.platform.training.settings import configure
@@ -334,8 +334,9 @@ def test_decoding_is_tuned_without_training_and_goes_on(prepared, make, monkeypa
     shown = []
     stopped = decoding.run(found, lambda text, done: shown.append((text, done)))
     assert stopped.status == "stopped"
+    monkeypatch.setenv(logs.JOB, "tune-decoding-1")
     ended = decoding.run(sweep.read(found.folder), lambda text, done: shown.append((text, done)))
-    assert ended.status == "finished"
+    assert (ended.status, ended.job) == ("finished", "tune-decoding-1")
     assert sorted(task.settings["beams"] for task in measured) == [1, 2, 3, 5, 8, 10]
     assert len(ended.trials()) == 6
     assert ended.count("finished") == 6
@@ -414,3 +415,17 @@ def test_a_trial_whose_process_was_gone_before_it_began_begins_again(monkeypatch
     keeper.on_trial_error(0, [], gone)
     assert told == ["it died"]
     assert not keeper.queue
+
+
+def test_a_sweep_and_its_trials_know_their_job(make, prepared, monkeypatch):
+    monkeypatch.setattr(driver.tracking, "start_group", lambda *_: "group")
+    found = make(samples=2, asked={"data": str(prepared), "preset": "tiny"})
+    for job in ("tune-1", "tune-2"):  # submitted again, after a stop
+        monkeypatch.setenv(logs.JOB, job)
+        monkeypatch.setenv(logs.DASHBOARD, f"http://head/{job}")
+        keeper = driver._Keeper(found, SimpleNamespace(), lambda *_: None)
+        keeper._enqueue(0 if job == "tune-2" else found.ask()[0])
+        trial = store.find("s-000")
+        assert (trial.job, trial.dashboard) == (job, f"http://head/{job}")
+        found = keeper.sweep
+    assert tracking.job_tags(trial.job, "") == {"ray_job": "tune-2"}
