@@ -296,6 +296,8 @@ def _started(
             # A busy machine takes longer than Ray would wait.
             "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(SECONDS_TO_START),
             "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": str(SECONDS_TO_START),
+            # When it is stopped here no job is left to wait for.
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             # Ray looks there for the `python` and the `pip` of jobs.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }

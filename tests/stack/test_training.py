@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from attune.jobs.cli import app
 from attune.models.base import PAIRED, Stage, Update, Variant
 from attune.platform import cluster, runs, store
-from attune.platform.corpora.prepare import prepare
+from attune.platform.corpora.prepare import prepare, read_samples
 from attune.platform.errors import DataError
 from attune.platform.training import checkpoints, engine, loop, start
 from attune.platform.training.engine import Engine, Player
@@ -460,6 +460,9 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "room", lambda *_: (1, 1))
     monkeypatch.setattr(cluster, "fit", lambda run, _: train(run, Worker()))
     monkeypatch.setattr(cluster, "waits_for", lambda *_: "")
+    monkeypatch.setattr(
+        "attune.platform.corpora.prepare.read_samples", lambda *given: read_samples(*given).head(40)
+    )
     variants = ("transformer", "mime")
     command = ("demo", *variants, "--preset", "tiny", "--max-steps", "4", "--json")
     names = [f"demo-{variant}-tiny" for variant in variants]
