@@ -7,8 +7,9 @@ SOURCE ?= bundled
 # mypy cannot follow the mapping of folders to packages, so it gets links in their places.
 LINKS := $(VENV)/links/attune
 INSTALLED := $(VENV)/.installed
+MAKEFLAGS += --jobs=2
 
-.PHONY: install demo test lint bench browser picture clean
+.PHONY: install demo test lint bench chromium browser picture clean
 
 install: $(INSTALLED)
 
@@ -43,12 +44,16 @@ lint: install
 bench: install
 	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE) $(if $(PARTS),--parts $(PARTS)) $(if $(RUN),--run $(RUN))
 
-# The page is tested and photographed in Chromium: the machine's, or one that is installed here.
-browser: install
-	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then :; \
-	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium >/dev/null; then :; \
-	elif $(VENV)/bin/playwright install chromium; then :; \
-	else echo "The tests of the page need a browser: install chromium with your package manager"; exit 1; fi
+# The page is tested and photographed in Chromium: the machine's, or one that is installed here; its
+# package is fetched while Python's are.
+BROWSER := { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null
+chromium:
+	@$(BROWSER) || ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ] || \
+	{ apt-get update -qq && apt-get install -qq -y chromium >/dev/null; } || true
+
+browser: install chromium
+	@$(BROWSER) || $(VENV)/bin/playwright install chromium || \
+	{ echo "The tests of the page need a browser: install chromium with your package manager"; exit 1; }
 
 picture: browser
 	$(VENV)/bin/python -m attune.jobs.picture $(RUNS)

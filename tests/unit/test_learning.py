@@ -90,7 +90,7 @@ def test_multi_trs_beats_a_bag_of_words(
     build, columns, test_columns, prepared, test_samples, vocabulary
 ):
     variant = build("multi-trs", "small").variant
-    _, training = settings.configure("multi-trs", "small")
+    _, training = settings.configure("multi-trs", "small", {"max_epochs": 5})
     [stage] = variant.stages()
     taught(variant, stage, columns, training)
     perplexity, known = judged(variant, test_columns)
