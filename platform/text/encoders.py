@@ -111,14 +111,26 @@ def load(name: str) -> TextEncoder:
     from transformers import AutoModel
 
     folder = locate(name)
-    return _encoder(name, folder, _read(AutoModel, folder))
+    return _encoder(name, folder, _read(AutoModel, folder, config=_config(folder)))
 
 
 def restore(name: str, folder: Path) -> TextEncoder:
     """What `TextEncoder.save` wrote: an encoder whose weights are still to be loaded."""
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
-    return _encoder(name, folder, AutoModel.from_config(_read(AutoConfig, folder)))
+    return _encoder(name, folder, AutoModel.from_config(_config(folder)))
+
+
+def _config(folder: Path) -> Any:
+    """An encoder's shape. Attention drops nothing when it learns: shares that are dropped must be
+    written out, which takes twice as long as the kernels that never do; states are dropped still."""
+    from transformers import AutoConfig
+
+    config = _read(AutoConfig, folder)
+    for name in ("attention_probs_dropout_prob", "attention_dropout"):
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    return config
 
 
 def _encoder(name: str, folder: Path, network: Any) -> TextEncoder:
@@ -132,11 +144,11 @@ def _encoder(name: str, folder: Path, network: Any) -> TextEncoder:
     return TextEncoder(name=name, module=module.eval(), tokenizer=tokenizer)
 
 
-def _read(kind: Any, folder: Path) -> Any:
+def _read(kind: Any, folder: Path, **given: Any) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would draw one for each process that loads
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True)
+        return kind.from_pretrained(str(folder), local_files_only=True, **given)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"the encoder in '{folder}' cannot be read: {error}") from error

@@ -37,7 +37,7 @@ class TrainingConfig:
     gradient_clipping: float = 1.0
     """Largest norm of a player's gradient; 0 does not clip."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of weights and activations; bf16 is for GPUs."""
+    """Type that is computed in; bf16 is for GPUs, and for cores that have it (`avx512_bf16`)."""
     deepspeed: str | None = None
     """Settings of DeepSpeed for where it is trained: `one-cpu`, `one-gpu`, `one-gpu-offload`,
     `eight-gpus-zero-1`, `eight-gpus-zero-2`, `many-nodes`, or a JSON file (docs/operations.md); its
