@@ -122,8 +122,8 @@ def restore(name: str, folder: Path) -> TextEncoder:
 
 
 def _config(folder: Path) -> Any:
-    """An encoder's shape. Attention drops nothing when it learns: shares that are dropped must be
-    written out, which takes twice as long as the kernels that never do; states are dropped still."""
+    """An encoder's shape. Attention drops nothing when it learns: shares to drop some of must be
+    written out, which takes twice as long as kernels that never do; states are dropped still."""
     from transformers import AutoConfig
 
     config = _read(AutoConfig, folder)

@@ -171,7 +171,7 @@ def home(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
     # A machine that is busy with other tests may take long for what a client gives seconds.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(PATIENCE))
-    monkeypatch.setattr(tracking, "PAUSE", 0.05)
+    monkeypatch.setattr("attune.platform.tracking.sender.PAUSE", 0.05)
     return tmp_path / "home"
 
 

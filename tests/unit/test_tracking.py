@@ -16,6 +16,7 @@ from attune.platform.corpora.prepare import read_manifest
 from attune.platform.errors import UsageError
 from attune.platform.serving import Responder
 from attune.platform.store import Run, read
+from attune.platform.tracking import connection, described, told, variables
 
 # The environment that `tracking` sets for MLflow comes first.
 import mlflow  # isort: skip
@@ -46,7 +47,7 @@ def home(tmp_path, empty_store, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(place))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)  # where MLflow would make stores of its own
-    monkeypatch.setattr(tracking, "PAUSE", 0.01)
+    monkeypatch.setattr("attune.platform.tracking.sender.PAUSE", 0.01)
     return place
 
 
@@ -208,7 +209,7 @@ def test_many_params_are_sent_in_parts(new_run, prepared, client):
     run = new_run().changed(training=many)
     params = client.get_run(tracking.start(run, read_manifest(prepared)).run_id).data.params
     assert set(many) <= set(params)
-    assert len(params["key_0"]) == tracking.LONGEST_VALUE
+    assert len(params["key_0"]) == described.LONGEST_VALUE
 
 
 def test_runs_of_a_variant_share_its_experiment(run, new_run, prepared, client):
@@ -224,12 +225,12 @@ def test_runs_of_a_variant_share_its_experiment(run, new_run, prepared, client):
 def _first_contact(home, begin):
     os.environ["ATTUNE_HOME"] = str(home)
     begin.wait()
-    with tracking._opened("dummy"):
+    with connection.opened("dummy"):
         pass
 
 
 def test_who_comes_first_to_a_new_home_at_once_all_find_a_store(tmp_path, monkeypatch):
-    monkeypatch.delenv(tracking.ADDRESS, raising=False)
+    monkeypatch.delenv(connection.ADDRESS, raising=False)
     fork = multiprocessing.get_context("fork")
     begin = fork.Barrier(3)
     comers = [fork.Process(target=_first_contact, args=(tmp_path / "new", begin)) for _ in range(3)]
@@ -354,7 +355,7 @@ def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, m
     [checkpoint] = client.list_artifacts(run.run_id, "checkpoints/00000030")
     assert checkpoint.path.endswith("standing.json")
     files = {file.path for file in client.list_artifacts(run.run_id)}
-    assert {"run.json", "vocabulary.txt", tracking.SAMPLES} <= files
+    assert {"run.json", "vocabulary.txt", told.SAMPLES} <= files
     assert table(client, run) == [{"context": "My dog died.\nOh.\nYes.", "answer": "So sorry."}]
 
     [version] = client.search_model_versions("name='dummy'")
@@ -451,5 +452,5 @@ def test_a_server_that_is_overloaded_is_asked_once(new_run, prepared, monkeypatc
             tracking.start(new_run(), read_manifest(prepared))
         server.shutdown()
     assert len(asked) == 1
-    for name in tracking.QUICK:
-        assert os.environ[name] == tracking.DEFAULTS[name]
+    for name in variables.QUICK:
+        assert os.environ[name] == variables.DEFAULTS[name]

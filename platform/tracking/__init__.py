@@ -1,0 +1,43 @@
+"""What Attune says of runs to MLflow: what one is, how it goes, what came of it.
+
+Only the process that drives a run speaks to MLflow. Workers append lines to the run's metrics file,
+and a `Sender` passes them on: a store that is slow or away holds up nothing and loses nothing.
+Everything goes through a client with explicit run ids; MLflow's global state is left alone.
+"""
+
+import attune.platform.tracking.variables  # noqa: F401 - before MLflow, which reads them
+from attune.platform.tracking.connection import contact, quick, store_uri
+from attune.platform.tracking.described import job_tags
+from attune.platform.tracking.models import add_version
+from attune.platform.tracking.sender import Sender
+from attune.platform.tracking.told import (
+    create,
+    finish,
+    finish_group,
+    flush,
+    log_evaluation,
+    log_picture,
+    reopen,
+    start,
+    start_group,
+    tag,
+)
+
+__all__ = [
+    "Sender",
+    "add_version",
+    "contact",
+    "create",
+    "finish",
+    "finish_group",
+    "flush",
+    "job_tags",
+    "log_evaluation",
+    "log_picture",
+    "quick",
+    "reopen",
+    "start",
+    "start_group",
+    "store_uri",
+    "tag",
+]

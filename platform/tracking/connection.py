@@ -1,0 +1,127 @@
+"""The way to the tracking store: where it is, how long to try, and its failures in words."""
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+
+from mlflow import MlflowClient
+from mlflow.entities import Experiment
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
+from sqlalchemy.exc import SQLAlchemyError
+
+from attune.platform.errors import UsageError
+from attune.platform.home import home
+from attune.platform.store import Run
+from attune.platform.tracking.described import system
+from attune.platform.tracking.variables import DEFAULTS, QUICK, variables
+
+ADDRESS = "MLFLOW_TRACKING_URI"
+FAILURES = (MlflowException, SQLAlchemyError, OSError)
+"""What a store that is away, broken or unwilling shows itself by."""
+
+
+def store_uri() -> str:
+    """Where MLflow keeps what we tell it: a server, or a file under `ATTUNE_HOME`."""
+    return os.environ.get(ADDRESS) or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+@contextlib.contextmanager
+def opened(variant: str) -> Iterator[tuple[MlflowClient, str]]:
+    """A client of the store where new runs go, and the id of a variant's experiment there."""
+    uri = store_uri()
+    with understood(uri):
+        with quick(), _alone() if uri.startswith("sqlite:") else contextlib.nullcontext():
+            client = MlflowClient(tracking_uri=uri)
+            client.search_experiments(max_results=1)
+        yield client, _experiment(client, uri, variant)
+
+
+def client_of(run: Run) -> tuple[MlflowClient, str]:
+    """A client of the store that a run is told of in, and the run's id there."""
+    assert run.run_id is not None, "start() comes first"
+    uri = store_uri()
+    address = uri if without_password(uri) == run.tracking else run.tracking
+    return MlflowClient(tracking_uri=address), run.run_id
+
+
+@contextlib.contextmanager
+def contact(run: Run) -> Iterator[tuple[MlflowClient, str]]:
+    """The same, its failures understood."""
+    with understood(run.tracking):
+        yield client_of(run)
+
+
+@contextlib.contextmanager
+def understood(uri: str) -> Iterator[None]:
+    """A store's failure as something a user can act on."""
+    try:
+        yield
+    except FAILURES as error:
+        fix = (
+            f"start the tracking server, or unset {ADDRESS} to use the local store"
+            if uri.startswith(("http:", "https:"))
+            else "repair the file or move it away"
+            if uri.startswith("sqlite:")
+            else f"check {ADDRESS}"
+        )
+        raise UsageError(
+            f"the tracking store {without_password(uri)} failed ({short(error)}): {fix}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One process at a time makes the local store's tables: of two, MLflow lets one fail."""
+    home().mkdir(parents=True, exist_ok=True)
+    with (home() / "mlflow.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """For the first contact: be done in seconds, unless the user has set how long to try."""
+    ours = {name: value for name, value in QUICK.items() if os.environ[name] == DEFAULTS[name]}
+    with variables(ours):
+        yield
+
+
+def short(error: BaseException) -> str:
+    """What is at the bottom of it: MLflow wraps a refused connection in four lines of others."""
+    deepest = error
+    while (inner := deepest.__cause__ or deepest.__context__) is not None:
+        deepest = inner
+    told = deepest if isinstance(deepest, OSError) else error
+    text = without_password(str(told).strip()) or type(told).__name__
+    return text.splitlines()[0][:200]
+
+
+def without_password(text: str) -> str:
+    """An address as it may be shown and kept."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
+
+
+def _experiment(client: MlflowClient, uri: str, variant: str) -> str:
+    """The experiment of a variant: its id."""
+    found: Experiment | None = client.get_experiment_by_name(variant)
+    if found is None:
+        server = uri.startswith(("http:", "https:"))  # which has its own place for artifacts
+        artifacts = None if server else (home() / "mlartifacts" / variant).as_uri()
+        try:
+            made = client.create_experiment(variant, artifacts, {MLFLOW_RUN_NOTE: system(variant)})
+            return str(made)
+        except MlflowException:
+            found = client.get_experiment_by_name(variant)  # another run was faster
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        number = found.experiment_id
+        raise UsageError(
+            f"the experiment '{variant}' was deleted from {without_password(uri)}: bring it back "
+            f"with 'mlflow experiments restore -x {number}', or remove it for good with "
+            f"'mlflow gc --experiment-ids {number}'"
+        )
+    return str(found.experiment_id)

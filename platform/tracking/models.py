@@ -1,0 +1,76 @@
+"""A run's model in MLflow: logged so that others can load it, and registered."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import mlflow.pyfunc
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelOutput
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model, ModelSignature
+from mlflow.types.schema import AnyType, ColSpec, DataType, Schema
+
+from attune.models.base import DialogueVariant
+from attune.platform.settings import find_variant
+from attune.platform.store import Run
+from attune.platform.tracking import described
+from attune.platform.tracking.connection import ADDRESS
+from attune.platform.tracking.variables import variables
+
+MODEL_CODE = Path(__file__).with_name("logged_model.py")
+
+
+def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
+    """Log the model as one that `mlflow.pyfunc.load_model` loads; register a finished run's."""
+    variant, _ = find_variant(run.variant)
+    if not issubclass(variant, DialogueVariant):  # a classifier has no answers to be asked for
+        client.log_artifact(run_id, str(run.model))
+        return None
+    experiment = client.get_run(run_id).info.experiment_id
+    logged = client.create_logged_model(
+        experiment,
+        name=run.name,
+        source_run_id=run_id,
+        params=described.params(run),
+        model_type="attune",
+    )
+    model_id = str(logged.model_id)
+    step = run.result.get("best_step") or 0
+    client.log_outputs(run_id, models=[LoggedModelOutput(model_id, step)])
+    context = ColSpec(AnyType(), "context")  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        place = logged.artifact_location
+        mlflow.pyfunc.save_model(
+            path=str(path),
+            python_model=str(MODEL_CODE),
+            artifacts={"model": str(run.model)},
+            signature=ModelSignature(Schema([context]), Schema([ColSpec(DataType.string)])),
+            input_example=[{"context": ["My dog is ill."]}],
+            pip_requirements=["attune"],  # given, so that MLflow does not look for them with pip
+            mlflow_model=Model(place, run_id, model_uuid=model_id, model_id=model_id),
+        )
+        client.log_model_artifacts(model_id, str(path))
+    client.finalize_logged_model(model_id, "READY")
+    if run.status == "finished":
+        add_version(client, run.variant, described.system(run.variant), run, model_id)
+    return model_id
+
+
+def add_version(
+    client: MlflowClient, name: str, description: str, run: Run, model_id: str
+) -> ModelVersion:
+    """Put a run's model into the registry, under a name that may be new."""
+    with contextlib.suppress(MlflowException):  # there already; else the next call says what is
+        client.create_registered_model(name, description=description)
+    # A local registry finds the logged model in the store that the environment names.
+    with variables({ADDRESS: client.tracking_uri}):
+        return client.create_model_version(
+            name,
+            f"models:/{model_id}",
+            run_id=run.run_id,
+            model_id=model_id,
+            description=f"{run.name}: {described.outcome(run)}",
+        )

@@ -1,0 +1,155 @@
+"""Metrics on their way from a run's file to the store, whatever the store does."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from attune.platform.store import Run
+from attune.platform.tracking.connection import client_of, short
+from attune.platform.tracking.described import metrics_of
+
+MOST_METRICS = 1000
+"""What MLflow takes at once."""
+PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between looks at the metrics file; between tries while the store is away, at most."""
+
+log = logging.getLogger(__name__)
+
+
+class Sender:
+    """Sends what a run logs, each step of each metric once, from a thread of its own.
+
+    Whatever the store does, training does not notice: what could not be sent is tried again.
+    Leaving the `with` waits for no store that is away; `close` does, and says how much is left.
+    """
+
+    def __init__(self, run: Run):
+        self.run = run
+        self._lines = _Lines(run.metrics_file)
+        self._sent: dict[str, set[int]] = {}
+        """By metric, the steps that the store has."""
+        self._closing, self._given_up = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closing.set()
+        self._thread.join(PAUSE)
+
+    def close(self, timeout: float) -> int:
+        """Send the rest, for at most so many seconds; returns how many lines are not sent."""
+        self._closing.set()
+        self._thread.join(timeout)
+        self._given_up.set()
+        return sum(
+            any(metric.step not in self._sent.get(metric.key, ()) for metric in _read(line))
+            for line in self._lines.new()
+        )
+
+    def _work(self) -> None:
+        pause = PAUSE
+        while not self._given_up.is_set():
+            closing = self._closing.is_set()  # asked first: what is written until then is sent
+            try:
+                self._send()
+            except Exception as error:  # whatever it is, training goes on
+                if pause == PAUSE:
+                    log.warning(
+                        "the tracking store %s does not answer (%s): metrics are kept in %s and "
+                        "sent when it does",
+                        self.run.tracking, short(error), self.run.metrics_file,
+                    )  # fmt: skip
+                # It may have stored what it did not confirm: ask again what it has.
+                self._sent.clear()
+                pause = min(2 * pause, LONGEST_PAUSE)
+                if closing:
+                    self._given_up.wait(PAUSE)
+                else:
+                    self._closing.wait(pause)
+            else:
+                if closing:
+                    return
+                pause = PAUSE
+                self._closing.wait(pause)
+
+    def _send(self) -> None:
+        lines: list[bytes] = []
+        metrics: dict[tuple[int, str], Metric] = {}
+        for line in self._lines.new():
+            found = [m for m in _read(line) if m.step not in self._steps(m.key)]
+            if len(metrics) + len(found) > MOST_METRICS:
+                self._deliver(lines, metrics.values())
+                lines, metrics = [], {}
+            lines.append(line)
+            for metric in found:
+                metrics.setdefault((metric.step, metric.key), metric)
+        self._deliver(lines, metrics.values())
+
+    def _deliver(self, lines: Iterable[bytes], metrics: Iterable[Metric]) -> None:
+        batch = list(metrics)
+        if batch:
+            client, run_id = self._client
+            client.log_batch(run_id, metrics=batch)
+        for metric in batch:
+            self._sent[metric.key].add(metric.step)
+        for line in lines:
+            self._lines.take(line)
+
+    def _steps(self, key: str) -> set[int]:
+        if key not in self._sent:
+            client, run_id = self._client
+            self._sent[key] = {metric.step for metric in client.get_metric_history(run_id, key)}
+        return self._sent[key]
+
+    @cached_property
+    def _client(self) -> tuple[MlflowClient, str]:
+        return client_of(self.run)
+
+
+class _Lines:
+    """The whole lines of a growing file, from its beginning again where it was written anew."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._end, self._last = 0, b""
+
+    def new(self) -> list[bytes]:
+        """All behind the last line that was taken."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._end - len(self._last))
+                if file.read(len(self._last)) != self._last:
+                    self._end, self._last = 0, b""
+                    file.seek(0)
+                return [line for line in file if line.endswith(b"\n")]  # the last may be half
+        except FileNotFoundError:
+            return []
+
+    def take(self, line: bytes) -> None:
+        """Go on behind this line, the first of `new`."""
+        self._end += len(line)
+        self._last = line
+
+
+def _read(line: bytes) -> list[Metric]:
+    try:
+        content = json.loads(line)
+        return list(metrics_of(content["metrics"], content["time"], content["step"]))
+    except (ValueError, KeyError, TypeError):  # what a worker that died has left of a line
+        return []
