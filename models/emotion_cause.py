@@ -78,6 +78,9 @@ class EmotionCauseConfig(TransformerConfig):
     factors."""
     hard_threshold: float = 0.5
     """The probability from which a hard gate is open outside training."""
+    cause_threshold: float = 0.0
+    """The annotator's probability from which an utterance is a cause to learn from; 0 leaves the
+    data's marks as they are."""
     lexicon_threshold: float = 0.8
     """|valence - 1/2| + arousal above which a word is intense; a quarter of NRC-VAD is."""
     emotion: bool = True
@@ -97,6 +100,8 @@ class EmotionCauseConfig(TransformerConfig):
                 raise ValueError(f"{name}={getattr(self, name)}: more than 0 is expected")
         if not 0 < self.hard_threshold < 1:
             raise ValueError(f"hard_threshold={self.hard_threshold}: between 0 and 1 is expected")
+        if not 0 <= self.cause_threshold < 1:
+            raise ValueError(f"cause_threshold={self.cause_threshold}: between 0 and 1 is expected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +259,7 @@ class EmotionCause(Transformer):
         "thresholds": {
             "hard_threshold": Between(low=0.2, high=0.8),
             "lexicon_threshold": Between(low=0.4, high=1.2),
+            "cause_threshold": Between(low=0.2, high=0.8),
         },
     }
     intensity: Tensor

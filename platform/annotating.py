@@ -4,6 +4,7 @@ Each sample's marks are made from its own context only, so nothing of later turn
 what is learned from them. The streams are cut into shards that Ray tasks mark; a shard is a file of
 probabilities in a folder beside the one to be made, so that what was done before an interruption
 is not done again. The new folder appears whole or not at all, and its manifest says who marked it.
+The probabilities are kept in it, so that what learns from the marks may choose another threshold.
 """
 
 import hashlib
@@ -37,6 +38,8 @@ THRESHOLD = 0.5
 ROWS_OF_A_SHARD = 512
 TOKENS_AT_A_TIME = 8192
 CAUSES, MARKS = "context_causes", "probability"
+FILE = "cause_probabilities.parquet"
+"""By stream, the probabilities of each sample's utterances, in the order of the samples."""
 
 Progress = Callable[[int], None]
 """Called with the number of samples that were just done."""
@@ -199,18 +202,36 @@ def _write(
 ) -> dict[str, Any]:
     """The folder's files with the new marks in them."""
     for name in manifest["contents"]:
-        shutil.copyfile(data / name, made / name)
-    digests = {}
+        if name != FILE:
+            shutil.copyfile(data / name, made / name)
+    digests, kept = {}, []
     for stream in manifest["splits"]:
         frame = samples[stream] if stream in samples else read_samples(data, stream)
         if files.get(stream):
             marks = pl.concat([pl.read_parquet(file) for file in files[stream]])[MARKS]
-            causes = marks.list.eval(pl.element() >= maker["threshold"])
-            frame = frame.with_columns(causes.alias(CAUSES))
+            kept.append(marks.to_frame().with_columns(stream=pl.lit(stream)))
+            frame = frame.with_columns(_causes(marks, maker["threshold"]))
             frame.write_parquet(made / f"{stream}.parquet")
         if frame.height:
             digests[stream] = hashlib.sha256(content(frame)).hexdigest()
+    pl.concat(kept).write_parquet(made / FILE)
     return write_manifest(made, {**manifest, "hash": joint_hash(digests), "causes": maker})
+
+
+def _causes(marks: pl.Series, threshold: float) -> pl.Series:
+    return marks.list.eval(pl.element() >= threshold).alias(CAUSES)
+
+
+def surer(samples: pl.DataFrame, folder: Path, stream: str, threshold: float) -> pl.DataFrame:
+    """A stream's samples, marked where their annotator was at least so sure."""
+    if not (folder / FILE).exists():
+        raise UsageError(
+            f"cause_threshold={threshold}: '{folder}' has no probabilities of causes; make them "
+            f"with 'attune annotate cause RUN --data DIR', or leave the marks as they are with "
+            f"cause_threshold=0"
+        )
+    marks = pl.scan_parquet(folder / FILE).filter(pl.col("stream") == stream).collect()[MARKS]
+    return samples.with_columns(_causes(marks, threshold))
 
 
 def shares(folder: Path) -> dict[str, float]:

@@ -20,7 +20,7 @@ from attune.models.base import (
     Needs,
     Variant,
 )
-from attune.platform import harvesting, labelling, logs, runs, selecting, store
+from attune.platform import annotating, harvesting, labelling, logs, runs, selecting, store
 from attune.platform.batches import Columns, followed, unpaired
 from attune.platform.commit import commit
 from attune.platform.corpora import bundled
@@ -203,7 +203,10 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
     if runs.CAUSES not in needs.columns:
         return
     for split in ("train", "valid"):
-        if not read_samples(folder, split)["context_causes"].explode().count():
+        samples = read_samples(folder, split)
+        if threshold := getattr(config, "cause_threshold", 0.0):
+            samples = annotating.surer(samples, folder, split, threshold)
+        if not samples["context_causes"].explode().count():
             raise DataError(
                 f"{folder}: no utterance in {split} is marked as a cause or not, which '{name}' "
                 f"learns from: mark them with 'attune annotate cause RUN --data {folder}', RUN "
@@ -355,8 +358,8 @@ def begin_with(variant: Variant, folder: Path) -> None:
 def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
     """The streams a variant trains on, and the paired samples it is judged by."""
     folder = _unchanged(run, run.data)
-    valid = model.columns(runs.read_split(model.variant, folder, "valid"))
-    paired = model.columns(_learned_from(model.variant, folder))
+    valid = model.columns(_learned_from(model.variant, folder, "valid"))
+    paired = model.columns(_learned_from(model.variant, folder, "train"))
     streams: dict[str, Columns] = {PAIRED: paired}
     for name in model.variant.needs_with(model.variant.config).streams:
         if name == FOLLOWED:
@@ -371,11 +374,16 @@ def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
     return streams, valid
 
 
-def _learned_from(variant: Variant, folder: Path) -> pl.DataFrame:
-    """Train's samples; of the emotional dialogs alone where a variant has a threshold for them."""
-    samples = runs.read_split(variant, folder, "train")
+def _learned_from(variant: Variant, folder: Path, split: str) -> pl.DataFrame:
+    """The samples of train or valid, as a variant's thresholds want them: with the marks of causes
+    that are sure enough; and train's of the emotional dialogs alone."""
+    samples = runs.read_split(variant, folder, split)
+    if threshold := getattr(variant.config, "cause_threshold", 0.0):
+        samples = annotating.surer(samples, folder, split, threshold)
     threshold = getattr(variant.config, "emotionality_threshold", 0.0)
-    return selecting.emotional(samples, folder, threshold) if threshold else samples
+    if threshold and split == "train":
+        samples = selecting.emotional(samples, folder, threshold)
+    return samples
 
 
 def _texts(run: Run, config: Any, stream: str) -> pl.DataFrame:

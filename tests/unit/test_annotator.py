@@ -4,11 +4,12 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
 
-from attune.models.base import Progress
+from attune.models.base import PAIRED, Progress
 from attune.platform import annotating, cluster, runs, store
 from attune.platform.batches import read_by
 from attune.platform.corpora.prepare import prepare, read_manifest, read_marked, read_samples
@@ -336,6 +337,31 @@ def test_annotate_adds_marks(call, here, unmarked, tmp_path):  # noqa: F811
     assert "already ('marker' has marked" in refused(
         call("annotate", "cause", "marker", "--data", tmp_path / "out")
     )
+
+
+@pytest.mark.usefixtures("home", "here")
+def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
+    marker, out = store.find("marker"), tmp_path / "out"
+    marks = annotating.probabilities(runs.load(marker.model), read_samples(unmarked, "valid"))
+    threshold = float(marks.explode().median())
+    annotating.annotate(marker, unmarked, out, threshold=0.01)  # all of them
+
+    def learned(changes):
+        run = start.new_run("emotion-cause-soft", data=str(out), preset="tiny", changes=changes)
+        model = start.model_of(run)
+        streams, valid = start.data_of(run, model)
+        return model, {"train": streams[PAIRED], "valid": valid}
+
+    _, by_the_data = learned({})
+    model, by_itself = learned({"cause_threshold": threshold})
+    for split, columns in by_itself.items():
+        marks = pl.Series(marked_by_hand(marker, unmarked, split, threshold))
+        expected = model.columns(read_samples(out, split).with_columns(context_causes=marks))
+        found, given = columns["context_causes"].values, by_the_data[split]["context_causes"].values
+        assert np.array_equal(found, expected["context_causes"].values)
+        assert not np.array_equal(found, given)
+    with pytest.raises(UsageError, match="has no probabilities of causes"):
+        start.new_run("emotion-cause-soft", data=str(prepared), changes={"cause_threshold": 0.5})
 
 
 @pytest.mark.usefixtures("home")
