@@ -1,4 +1,5 @@
-"""Tuning: what a trial costs beside `attune train` of the same steps, one after the other."""
+"""Tuning: what a trial costs beside `attune train` of the same steps, one after the other, and how
+many steps ASHA saves on the same trials, beside what that costs of the best one."""
 
 import itertools
 import json
@@ -14,23 +15,33 @@ from rich.console import Console
 from attune.platform.training.metrics_file import read_metrics
 
 VARIANT, PRESET, STEPS, TRIALS = "multi-trs", "small", 300, 4
-SETTINGS = ("--set", "evaluate_every=100", "--set", "patience=0", "--set", "log_every=1",
-            "--set", "track_checkpoint=false", "--max-steps", str(STEPS))  # fmt: skip
+SETTINGS = ("--set", "patience=0", "--set", "log_every=1", "--set", "track_checkpoint=false")
+LOOKS, LOOK = 9, 40
+"""Looks at valid of a trial that is not stopped (ASHA stops at the 1st, the 3rd and the 9th), and
+the steps of one."""
+SAMPLES = 16
+"""Trials of a sweep that ASHA is to shorten."""
 WHOLE = 300.0
 """Seconds of a trial that overhead is stated for."""
 
 
 def measure(data: Path, folder: Path) -> dict[str, Any]:
-    """Seconds of a bare run's steps and of each trial's, and what lies between two trials."""
+    """Both, in one home."""
     home = folder / "tuning"
     home.mkdir()
+    asked = (VARIANT, "--data", str(data), "--preset", PRESET, *SETTINGS)
+    return {**_cost(home, asked), **_saving(home, asked)}
+
+
+def _cost(home: Path, asked: tuple[str, ...]) -> dict[str, Any]:
+    """Seconds of a bare run's steps and of each trial's, and what lies between two trials."""
     space = home / "same.yaml"
     seeds = [0.1 + number / 1e6 for number in range(TRIALS)]  # the same but in name
     space.write_text(json.dumps({"space": {"dropout": seeds}, "search": "grid"}), encoding="utf-8")
-    shared = (VARIANT, "--data", str(data), "--preset", PRESET, *SETTINGS)
-    _attune(home, "train", *shared, "--name", "bare")
+    asked = (*asked, "--set", "evaluate_every=100", "--max-steps", str(STEPS))
+    _attune(home, "train", *asked, "--name", "bare")
     tune = ("--sweep", str(space), "--scheduler", "none", "--concurrent", "1", "--name", "bench")
-    _attune(home, "tune", *shared, *tune)
+    _attune(home, "tune", *asked, *tune)
     times = [_times(home / "runs" / f"bench-{number:03d}") for number in range(TRIALS)]
     bare = _times(home / "runs" / "bare")
     between = [after[0] - before[-1] for before, after in itertools.pairwise(times)]
@@ -44,6 +55,23 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     }
 
 
+def _saving(home: Path, asked: tuple[str, ...]) -> dict[str, Any]:
+    """Steps and the best perplexity of the same random trials, stopped by ASHA and by nobody."""
+    asked = (*asked, "--set", f"evaluate_every={LOOK}", "--max-steps", str(LOOKS * LOOK))
+    search = ("--space", "optimizer", "--search", "random", "--samples", str(SAMPLES))
+    found: dict[str, Any] = {}
+    for scheduler in ("none", "asha"):
+        told = _attune(
+            home, "tune", *asked, *search, "--scheduler", scheduler, "--name", scheduler, "--json"
+        )
+        runs = (home / "runs").glob(f"{scheduler}-*/metrics.jsonl")
+        found[scheduler] = {
+            "steps": sum(max(line["step"] for line in read_metrics(run)) for run in runs),
+            "best": json.loads(told)["best"]["metrics"]["perplexity"],
+        }
+    return {"stopping": found}
+
+
 def show(screen: Console, found: dict[str, Any]) -> None:
     """As people read it."""
     between = ", ".join(f"{seconds:.1f}" for seconds in found["seconds_between_trials"])
@@ -52,15 +80,23 @@ def show(screen: Console, found: dict[str, Any]) -> None:
         f"alone and {found['trial_seconds']:.1f} s as a trial; {between} s lie between two trials; "
         f"overhead of a trial of five minutes: {found['overhead_of_five_minutes']:.1%}"
     )
+    none, asha = found["stopping"]["none"], found["stopping"]["asha"]
+    screen.print(
+        f"{SAMPLES} trials: {none['steps']:,} steps and a best perplexity of {none['best']:.2f} "
+        f"where none is stopped, {asha['steps']:,} and {asha['best']:.2f} with ASHA: "
+        f"{none['steps'] / asha['steps']:.1f} times fewer steps"
+    )
 
 
-def _attune(home: Path, *arguments: str) -> None:
+def _attune(home: Path, *arguments: str) -> str:
+    """What the command prints."""
     environment = {**os.environ, "ATTUNE_HOME": str(home)}
     environment.pop("MLFLOW_TRACKING_URI", None)
     command = [sys.executable, "-m", "attune.jobs.cli", *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(done.stderr)
+    return done.stdout
 
 
 def _times(run: Path) -> list[float]:
