@@ -378,7 +378,8 @@ def _learned_from(variant: Variant, folder: Path, split: str) -> pl.DataFrame:
     """The samples of train or valid, as a variant's thresholds want them: with the marks of causes
     that are sure enough; and train's of the emotional dialogs alone."""
     samples = runs.read_split(variant, folder, split)
-    if threshold := getattr(variant.config, "cause_threshold", 0.0):
+    threshold = getattr(variant.config, "cause_threshold", 0.0)
+    if threshold and runs.CAUSES in variant.needs_with(variant.config).columns:
         samples = annotating.surer(samples, folder, split, threshold)
     threshold = getattr(variant.config, "emotionality_threshold", 0.0)
     if threshold and split == "train":
