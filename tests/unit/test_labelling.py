@@ -285,7 +285,8 @@ def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
     variant = SimpleNamespace(
         needs=find_variant("meed2")[0].needs, config=SimpleNamespace(emotionality_threshold=least)
     )
-    assert start._learned_from(variant, out).equals(kept)
+    assert start._learned_from(variant, out, "train").equals(kept)
+    assert start._learned_from(variant, out, "valid").equals(read_samples(out, "valid"))
     with pytest.raises(UsageError, match=r"emotionality_threshold=0.999: no dialog of train"):
         selecting.emotional(samples, out, 0.999)
     with pytest.raises(UsageError, match="attune annotate emotions"):
