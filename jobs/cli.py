@@ -28,6 +28,7 @@ from attune.jobs import (
     submit,
     train,
     tune,
+    tune_decoding,
     ui,
     variants,
 )
@@ -53,7 +54,7 @@ app.command()(doctor.doctor)
 app.command()(demo.demo)
 app.command()(train.train)
 app.add_typer(tune.app, name="tune")
-app.command(name="tune-decoding")(tune.decoding)
+app.command(name="tune-decoding")(tune_decoding.tune_decoding)
 app.command()(stack.up)
 app.command()(stack.down)
 app.command()(stack.status)

@@ -78,8 +78,9 @@ def weights(run):
 
 def assert_same(one, other):
     assert logged(one) == logged(other)
+    expected = weights(other)
     for name, tensor in weights(one).items():
-        assert torch.equal(tensor, weights(other)[name]), name
+        assert torch.equal(tensor, expected[name]), name
 
 
 class Killed(BaseException):
@@ -202,8 +203,9 @@ def test_zero_3_gives_what_zero_0_gives_and_resumes(begin, monkeypatch):
     assert go(spread)
     for (step, one), (_, other) in zip(logged(whole), logged(spread), strict=True):
         assert other == pytest.approx(one, rel=1e-4), step
+    found = weights(spread)
     for name, tensor in weights(whole).items():
-        assert torch.allclose(tensor, weights(spread)[name], atol=1e-5), name
+        assert torch.allclose(tensor, found[name], atol=1e-5), name
 
 
 def test_bf16_learns_nearly_as_fp32(begin):

@@ -106,7 +106,7 @@ def test_multi_trs_beats_a_bag_of_words(
 @pytest.mark.parametrize("name", ["transformer", "emoprepend-1", "moel", "mime", "empdg"])
 def test_the_other_systems_learn(name, build, columns, valid_columns, vocabulary):
     variant = build(name).variant
-    _, training = settings.configure(name, "tiny", {"max_epochs": 3, "learning_rate": 3e-3})
+    _, training = settings.configure(name, "tiny", {"max_epochs": 2, "learning_rate": 3e-3})
     for stage in likelihood_stages(variant):
         taught(variant, stage, columns, training)
     perplexity, known = judged(variant, valid_columns)

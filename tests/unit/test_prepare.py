@@ -120,11 +120,11 @@ for batch in stream.epoch(1):
 
 def test_digest_does_not_depend_on_threads_or_hash_seed(tmp_path):
     """Data, vocabulary, batch order: polars keeps no row order by itself, nor do sets."""
-    for name, threads in (("one", "1"), ("two", "2"), ("three", "4")):
+    for name, threads in (("one", "1"), ("four", "4")):
         environment = {**os.environ, "POLARS_MAX_THREADS": threads, "PYTHONHASHSEED": threads}
         command = [sys.executable, "-c", DIGEST, str(tmp_path / name)]
         subprocess.run(command, env=environment, check=True)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
+    assert contents(tmp_path / "one") == contents(tmp_path / "four")
     assert {"train.parquet", "batches.txt", "manifest.json"} <= set(contents(tmp_path / "one"))
 
 

@@ -1,0 +1,321 @@
+"""`attune tune list|show|stop|report`: the sweeps that there are; and what those of training and
+those of decoding share: how one begins, is watched, and ends."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from typer.core import TyperGroup
+
+from attune.jobs import options
+from attune.jobs.console import Json, console, print_json, training_progress
+from attune.jobs.tables import shown, table
+from attune.platform.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from attune.platform.store import Run
+    from attune.platform.tuning.report import Repeated
+    from attune.platform.tuning.sweep import Sweep
+
+SAMPLES = 16
+SHOWN_TRIALS = 20
+RUN = "run"
+
+
+class _Tune(TyperGroup):
+    """`attune tune mime` is short for `attune tune run mime`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Tune,
+    no_args_is_help=True,
+    help="""Find good settings, and how much each matters: `attune tune VARIANT ...`
+
+`attune tune mime --space loss-weights` begins a sweep (`attune tune run --help` shows all options);
+the other commands are about sweeps that there are.""",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A sweep, see `attune tune list`.")]
+
+
+@app.command(name="list")
+def list_sweeps(as_json: Json = False) -> None:
+    """List the sweeps here, oldest first, and the ready-made ones.
+
+    Examples:
+
+    - `attune tune list`
+    """
+    from attune.platform.tuning import spaces, sweep
+
+    screen = console(as_json)
+    found = list(sweep.all_sweeps())
+    made = table(
+        "", "sweep", "of", "status", "trials", "metric", "best", numbers=("trials", "best")
+    )
+    described = []
+    for each in found:
+        one = {**each.described(), "kind": each.kind, "status": each.status,
+               "variants": list(each.spaces), "metrics": list(each.metrics)}  # fmt: skip
+        described.append(one)
+        metric = each.metrics[0]
+        best = shown(metric, one["best"]["metrics"].get(metric)) if one["best"] else "-"
+        made.add_row(
+            each.name, ", ".join(each.spaces), each.status, str(one["trials"]), metric, best
+        )
+    screen.print(made if found else f"no sweeps in {sweep.folder_of_sweeps()} yet")
+    ready = table("\nready-made, for --sweep", "name", "of", "")
+    for name, one_ready in spaces.ready_made().items():
+        of = ", ".join(one_ready.variants) or "attune tune-decoding RUN"
+        ready.add_row(name, of, one_ready.about)
+    screen.print(ready)
+    if as_json:
+        print_json({"sweeps": described, "ready": sorted(spaces.ready_made())})
+
+
+@app.command()
+def show(name: Name, as_json: Json = False) -> None:
+    """Show the trials of a sweep, the best first, also while it runs.
+
+    Examples:
+
+    - `attune tune show tune-mime-1`
+    """
+    from attune.platform.tuning import report, sweep
+
+    found = sweep.find(name)
+    screen = console(as_json)
+    screen.print(
+        f"{found.name}: {found.status}, {found.spent:,.0f} s; {found.command}", markup=False
+    )
+    _show_trials(screen, found)
+    if as_json:
+        trials = report.table(found).to_dicts()
+        print_json({**found.described(), "status": found.status, "table": trials})
+
+
+@app.command()
+def stop(name: Name, as_json: Json = False) -> None:
+    """Ask a sweep to stop after this step, with checkpoints; --resume goes on with it.
+
+    Examples:
+
+    - `attune tune stop tune-mime-1`
+    """
+    from attune.platform.tuning import sweep
+
+    found = sweep.find(name)
+    if found.status != "running":
+        raise UsageError(f"sweep '{name}' is not running: it is {found.status}")
+    found.stop_file.touch()
+    console(as_json).print(f"sweep {name} was asked to stop", markup=False)
+    if as_json:
+        print_json({"name": name, "asked": True})
+
+
+@app.command()
+def report(
+    name: Name,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to.", show_default="report/ in the sweep's folder"),
+    ] = None,
+    surface: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Also the metric over these two settings."),
+    ] = None,
+    top: Annotated[
+        int, typer.Option(min=1, help="With --seeds: how many of the best to train again.")
+    ] = 1,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Train the best again with these seeds, as `attune "
+                     "train --seeds` does; mean, deviation and interval are shown."),
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Write what a sweep has shown: table, importance of each setting, slices, parallel
+    coordinates, front, and what stopping early saved.
+
+    Pictures as PNG and as one HTML page that needs no network; all are logged to the sweep's run in
+    MLflow.
+
+    Examples:
+
+    - `attune tune report tune-mime-1`
+    - `attune tune report tune-mime-1 --top 3 --seeds 1,2,3 --surface elbo_weight,response_weight`
+    """
+    from attune.platform import tracking
+    from attune.platform.tuning import report as reports
+    from attune.platform.tuning import sweep
+
+    found = sweep.find(name)
+    if not found.trials():
+        raise UsageError(f"sweep '{name}' has no trials yet")
+    if seeds and found.kind != "training":
+        raise UsageError(f"--seeds trains again, and '{name}' has only decoded: leave it out")
+    pair = tuple(surface.split(",")) if surface else None
+    if pair is not None and len(pair) != 2:
+        raise UsageError(f"--surface {surface}: two settings are expected, as in A,B")
+    screen = console(as_json)
+    again = _again(found, top, options.seeds(seeds), screen) if seeds else []
+    folder = out or found.folder / "report"
+    summary = reports.write(found, folder, pair, again)
+    if found.run_id is not None:
+        tracking.finish_group(found.run_id, found.status, {}, artifacts=folder)
+    _show_trials(screen, found)
+    for setting, share in summary["importances"].items():
+        screen.print(f"importance of {setting}: {share:.0%}", markup=False)
+    for each in summary["repeated"]:
+        screen.print(reports.in_words(each), markup=False)
+    if summary["saved"]:
+        screen.print(reports.saving(summary["saved"]), markup=False)
+    screen.print(f"report: {folder / reports.PAGE}", markup=False)
+    if as_json:
+        print_json({**summary, "report": str(folder)})
+
+
+def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list[Repeated]":
+    """The best configurations with other seeds; runs that are finished already are left alone."""
+    from attune.platform import store
+    from attune.platform.training import driver, start
+    from attune.platform.tuning import report as reports
+
+    best = reports.table(found).filter(ended="finished").head(top)["trial"].to_list()
+    asked = {key: value for key, value in found.asked.items() if key != "changes"}
+    by_trial: dict[int, list[Run]] = {}
+    for number in best:
+        kept = found.frozen(number).user_attrs
+        for seed in seeds:
+            label = f"{found.name}-{number:03d}-again{seed}"
+            if (store.folder_of_runs() / label / store.RECORD).is_file():
+                run = store.find(label)
+            else:
+                changes = {**found.asked["changes"], **kept["settings"]}
+                run = start.new_run(kept["variant"], name=label, seed=seed, changes=changes,
+                                    workers=found.workers, **asked)  # fmt: skip
+                run = run.changed(parent=found.run_id)
+            by_trial.setdefault(number, []).append(run)
+    left = [run for runs in by_trial.values() for run in runs if run.status != "finished"]
+    if left:
+        with training_progress(screen, *(run.name for run in left)) as shown_lines:
+            done = {run.name: run for run in driver.train_all(left, shown_lines)}
+        by_trial = {n: [done.get(run.name, run) for run in runs] for n, runs in by_trial.items()}
+    if any(run.status != "finished" for runs in by_trial.values() for run in runs):
+        screen.print("stopped: give the same command again to go on")
+        raise typer.Exit(130)
+    return [
+        reports.repeated(n, found.frozen(n).user_attrs["settings"], runs, found.metrics[0])
+        for n, runs in by_trial.items()
+    ]
+
+
+def _show_trials(screen: Console, found: "Sweep") -> None:
+    from attune.platform.tuning import report as reports
+
+    frame = reports.table(found)
+    if frame.is_empty():
+        screen.print("no trials yet")
+        return
+    chosen = "decode" if found.kind == "decoding" else "variant"
+    of = [chosen] if len(found.spaces) > 1 else []
+    keys = list(dict.fromkeys(key for space in found.spaces.values() for key in space))
+    metrics = [name for name in found.metrics if name in frame.columns]
+    names = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
+    made = table("", "trial", *of, *keys, *names, "ended", numbers=("trial", *keys, *names))
+    for row in frame.head(SHOWN_TRIALS).iter_rows(named=True):
+        values = (_value(row.get(key)) for key in keys)
+        numbers = (shown(name, row[name]) for name in metrics)
+        made.add_row(str(row["trial"]), *(row[key] for key in of), *values, *numbers, row["ended"])
+    screen.print(made)
+    if frame.height > SHOWN_TRIALS:
+        screen.print(f"... and {frame.height - SHOWN_TRIALS} more")
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, int], None]]:
+    """A line for each trial that ends, and how many there are still."""
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("trial {task.completed:,.0f}/{task.total:,.0f}"),
+        BarColumn(bar_width=20),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bars.add_task("", total=sweep.samples)
+
+    def show(text: str, done: int) -> None:
+        if text:
+            screen.print(text, markup=False)
+        if done >= 0:
+            bars.update(task, completed=done)
+
+    with bars:
+        yield show
+
+
+def tell_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
+    """The trials, how to go on where some are missing, and the exit code."""
+    _show_trials(screen, ended)
+    described = ended.described()
+    if ended.status == "stopped":
+        of = f"-decoding {ended.asked['run']}" if ended.kind == "decoding" else ""
+        again = f"'attune tune{of} --name {ended.name} --resume'"
+        screen.print(f"not all was tried: go on with {again}", markup=False)
+    if as_json:
+        print_json(described)
+    if ended.status == "stopped" and (ended.stop_file.exists() or ended.kind == "decoding"):
+        raise typer.Exit(130)
+    if described["best"] is None:
+        reasons = {t.user_attrs.get("reason", "") for t in ended.trials()} - {""}
+        screen.print(f"no trial came to a result: {'; '.join(sorted(reasons))}", markup=False)
+        raise typer.Exit(1)
+
+
+def one_of(kind: str, value: str, choices: tuple[str, ...]) -> str:
+    """A value that must be one of several."""
+    if value not in choices:
+        raise UsageError(unknown(kind, value, choices))
+    return value
+
+
+def begin(name: str, **content: Any) -> "Sweep":
+    """A new sweep, written to its folder."""
+    from attune.platform import store
+    from attune.platform.commit import commit
+    from attune.platform.tuning.sweep import RECORD, Sweep, folder_of_sweeps
+
+    store.check_name(name)
+    made = Sweep(
+        name=name,
+        folder=folder_of_sweeps() / name,
+        command=" ".join(["attune", *sys.argv[1:]]),
+        commit=commit(),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        **content,
+    )
+    if (made.folder / RECORD).exists():
+        raise UsageError(
+            f"a sweep named '{made.name}' exists already: choose another --name, or go on with it "
+            f"by adding --resume"
+        )
+    made.write()
+    return made

@@ -1,0 +1,131 @@
+"""`attune tune-decoding`: which way of decoding suits a run that is trained already?"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attune.jobs import options
+from attune.jobs.console import Json, console
+from attune.jobs.sweeps import SAMPLES, begin, one_of, progress, tell_end
+from attune.platform.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from attune.platform.store import Run
+    from attune.platform.tuning.sweep import Sweep
+
+
+def tune_decoding(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run that answers, by name, MLflow id or "
+                       "`variant@latest`."),
+    ],
+    decode: Annotated[
+        str | None,
+        typer.Option(metavar="beam[,topk,nucleus]", help="Ways to try.",
+                     show_default="beam,topk,nucleus"),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE.yaml", help="A ready-made sweep (`mime-beams`, "
+                     "`decoding`), or your own file."),
+    ] = None,
+    settings: options.DecodingChanges = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="bundled|DIR", show_default="what the run learned from")
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="valid|test", help="What to answer.")] = "valid",
+    contexts: Annotated[
+        int | None, typer.Option(min=1, help="Answer only so many, drawn once for all trials.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Trials; a grid has as many as it has.",
+                                 show_default=str(SAMPLES))
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[,NAME]", help="bleu, distinct_1, distinct_2, ...; of two the "
+                     "front is shown.", show_default="bleu"),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="optuna|random|grid", show_default="optuna")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the search.")] = 0,
+    label: Annotated[
+        str | None, typer.Option("--name", help="The sweep's name.",
+                                 show_default="decode-<run>-<n>")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the sweep of that --name.")
+    ] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Try ways of decoding with a run that is trained already: beam, length penalty, top-k,
+    nucleus, temperature.
+
+    Examples:
+
+    - `attune tune-decoding mime@latest`
+    - `attune tune-decoding mime@latest --sweep mime-beams`
+    - `attune tune-decoding mine --metric bleu,distinct_2 --contexts 200 --samples 40`
+    """
+    from attune.platform.tuning import decoding as trials
+    from attune.platform.tuning import sweep as sweeps
+
+    of = options.trained_run(name)
+    trials.check(of)
+    found = None
+    if resume and label and (sweeps.folder_of_sweeps() / label / sweeps.RECORD).is_file():
+        found = sweeps.find(label)
+    elif resume and not label:
+        raise UsageError("--resume: say with --name which sweep to go on with")
+    if found is None:
+        asked = {"decode": decode, "sweep": sweep, "metric": metric, "search": search,
+                 "samples": samples, "seed": seed}  # fmt: skip
+        found = _new_decoding(of, label, asked, options.changes(settings), data, split, contexts)
+    screen = console(as_json)
+    screen.print(f"sweep {found.name} in {found.folder}", markup=False)
+    with progress(screen, found) as shown_lines:
+        ended = trials.run(found, shown_lines)
+    tell_end(screen, ended, as_json)
+
+
+def _new_decoding(
+    of: "Run", label: str | None, asked: Mapping[str, Any], changes: dict[str, str],
+    data: str | None, split: str, contexts: int | None,
+) -> "Sweep":  # fmt: skip
+    from attune.platform.corpora.conversations import SPLITS
+    from attune.platform.corpora.prepare import find_data
+    from attune.platform.evaluation.answers import METRICS
+    from attune.platform.tuning import spaces
+    from attune.platform.tuning import sweep as sweeps
+
+    if split not in SPLITS:
+        raise UsageError(unknown("split", split, SPLITS))
+    ready = spaces.find_ready(asked["sweep"]) if asked["sweep"] else spaces.Ready()
+    if ready.variants:
+        raise UsageError(f"{ready.source} trains {', '.join(ready.variants)}: use 'attune tune'")
+    options.decoding(None, changes)
+    methods = (asked["decode"] or ready.decode or ",".join(spaces.DECODING)).split(",")
+    fixed = {**ready.set, **changes}
+    tried = spaces.of_decoding(methods, ready, fixed)
+    metrics = tuple((asked["metric"] or ready.metric or "bleu").split(","))
+    for metric in metrics:
+        if metric not in METRICS:
+            raise UsageError(unknown("metric", metric, METRICS))
+    search = one_of("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
+    count = sum(1 for _ in spaces.grid(tried)) if search == "grid" else asked["samples"] or SAMPLES
+    name = label or sweeps.new_name(f"decode-{of.name}"[:60])
+    return begin(
+        name,
+        kind="decoding",
+        spaces={m: {k: spaces.to_json(t) for k, t in s.items()} for m, s in tried.items()},
+        metrics=metrics,
+        search=search,
+        scheduler="none",
+        samples=count,
+        seed=asked["seed"],
+        asked={"run": of.name, "data": str(find_data(data or of.data["folder"])), "split": split,
+               "contexts": contexts, "changes": fixed},
+    )  # fmt: skip
