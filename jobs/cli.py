@@ -53,7 +53,7 @@ app.add_typer(data.app, name="data")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
 app.command()(train.train)
-app.add_typer(tune.app, name="tune")
+app.add_typer(tune.app, name="tune")  # its command and those of `sweeps.py`
 app.command(name="tune-decoding")(tune_decoding.tune_decoding)
 app.command()(stack.up)
 app.command()(stack.down)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from attune.platform.tuning.spaces import Ready
     from attune.platform.tuning.sweep import Sweep
 
+__all__ = ["app"]
+
 SCHEDULERS = ("asha", "median", "pbt", "none")
 LIMITS = ("samples", "budget", "concurrent")
 """What may be other when a sweep goes on."""
