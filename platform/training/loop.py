@@ -435,9 +435,10 @@ def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
 def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -> dict[str, float]:
     """A stage's loss terms, perplexity and accuracies on valid, the work shared by all workers.
 
-    Terms are those of the samples that the stage learns from, the rest is of all samples.
+    Terms are those of the samples that the stage learns from, the rest is of all samples. There is
+    no perplexity before the first stage that teaches to speak: it would be chance's.
     """
-    trained = variant.training
+    trained, speaks = variant.training, _speaks(variant, stage)
     variant.eval()
     sums = _Sums()
     judged = followed(columns) if stage.streams[0] == FOLLOWED else columns
@@ -454,7 +455,8 @@ def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -
     likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
     known = judged is columns and likelihood in sums.values
     for batch in _whole_split(columns, worker):
-        if isinstance(variant, DialogueVariant) and not known:
+        if speaks and not known:
+            assert isinstance(variant, DialogueVariant)
             sums.add("log_likelihood", variant.log_likelihood(batch).sum() / batch.tokens)
         for name, predicted in variant.predict(batch).items():
             right = predicted.argmax(dim=-1) == batch[name]
@@ -462,10 +464,20 @@ def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -
             sums.add(f"valid_{name}_accuracy", right.sum() / max(labelled, 1.0))
     variant.train(trained)
     found = sums.over_all(worker)
-    if isinstance(variant, DialogueVariant):
+    if speaks:
         nll = found[likelihood] if known else -found.pop("log_likelihood")
         found["valid_perplexity"] = math.exp(min(nll, 700.0))
     return found
+
+
+def _speaks(variant: Variant, stage: Stage) -> bool:
+    """Whether the likelihood of responses is learned in a stage, or was in one before it."""
+    if not isinstance(variant, DialogueVariant):
+        return False
+    stages = variant.stages()
+    done = stages[: [each.name for each in stages].index(stage.name) + 1]
+    taught = {name for each in done for update in each.updates for name in update.weights}
+    return variant.likelihood_term is None or variant.likelihood_term in taught
 
 
 class _Sums:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attune.models.base import DialogueVariant
 from attune.platform import cluster, logs, store
 from attune.platform.errors import DataError, UsageError
+from attune.platform.settings import find_variant
 from attune.platform.store import Run
 from attune.platform.training import checkpoints
 from attune.platform.training.loop import PROBLEM, RESULT, Worker
@@ -81,7 +83,7 @@ def trial(config: dict[str, Any]) -> None:
 
 
 def _trial(task: Task, run: Run) -> None:
-    teller = _Teller(task, run)
+    teller = Teller(task, run)
     if task.population:
         _take_over(run)
     else:
@@ -121,13 +123,14 @@ def _is_finite(metrics: Mapping[str, float]) -> bool:
     return all(math.isfinite(value) for value in losses)
 
 
-class _Teller:
+class Teller:
     """Passes looks on to Tune, which raises SystemExit here to stop the trial."""
 
     def __init__(self, task: Task, run: Run):
         self.task, self.run = task, run
 
     def __call__(self, step: int, metrics: Mapping[str, float], over: bool) -> None:
+        """What a run logged at a step, and whether all is over after it."""
         if not _is_finite(metrics):
             raise DivergedError
         if not is_look(metrics):
@@ -136,6 +139,8 @@ class _Teller:
             name for name in self.task.metrics if name.removeprefix("valid_") not in AT_THE_END
         ]
         if missing := [name for name in wanted if name not in metrics]:
+            if missing == ["valid_perplexity"] and self._speaks_later():
+                return
             known = ", ".join(sorted(n.removeprefix("valid_") for n in metrics))
             raise UsageError(
                 f"--metric {missing[0].removeprefix('valid_')}: '{self.run.variant}' has {known}; "
@@ -145,16 +150,19 @@ class _Teller:
             return
         from ray import tune
 
-        count = sum(
-            is_look(line["metrics"]) and line["step"] <= step
-            for line in read_metrics(self.run.metrics_file)
-        )
+        lines = read_metrics(self.run.metrics_file)
+        logged = [line["metrics"] for line in lines if line["step"] <= step]
+        count = sum(is_look(one) and all(name in one for name in wanted) for one in logged)
         told = {**metrics, "step": step, LOOK: count}
         if self.task.population:
             folder = self.run.checkpoints / f"{step:08d}"
             tune.report(told, checkpoint=tune.Checkpoint.from_directory(folder))
         else:
             tune.report(told)
+
+    def _speaks_later(self) -> bool:
+        """Whether looks without a perplexity are those of a stage before it learns to speak."""
+        return issubclass(find_variant(self.run.variant)[0], DialogueVariant)
 
 
 def _take_over(run: Run) -> None:
@@ -174,7 +182,7 @@ def _take_over(run: Run) -> None:
     logs.write(run, f"taking over a better member's weights at step {standing.total:,}")
 
 
-def _train_here(task: Task, run: Run, teller: _Teller) -> None:
+def _train_here(task: Task, run: Run, teller: Teller) -> None:
     import ray
     import torch
 
@@ -185,7 +193,7 @@ def _train_here(task: Task, run: Run, teller: _Teller) -> None:
     train(run, Worker(device=torch.device("cuda" if use_gpu else "cpu")), teller, gauges(run))
 
 
-def _train_apart(task: Task, run: Run, teller: _Teller) -> None:
+def _train_apart(task: Task, run: Run, teller: Teller) -> None:
     failures: list[BaseException] = []
 
     def fit() -> None:
@@ -230,7 +238,6 @@ def _measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     if all(name in result["metrics"] for name in metrics):
         return
-    from attune.models.base import DialogueVariant
     from attune.platform import runs
     from attune.platform.corpora.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate

@@ -18,7 +18,7 @@ from attune.platform.errors import UsageError
 from attune.platform.evaluation import causes
 from attune.platform.text import encoders
 from attune.platform.training import start
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 
 def reccon(folder, **splits):
@@ -307,7 +307,7 @@ def marked_by_hand(run, folder, stream, threshold):
 
 
 @pytest.mark.usefixtures("home")
-def test_annotate_adds_marks(call, here, unmarked, tmp_path):  # noqa: F811
+def test_annotate_adds_marks(call, here, unmarked, tmp_path):
     run = store.find("marker")
     marks = annotating.probabilities(runs.load(run.model), read_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
@@ -390,7 +390,7 @@ def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("home", "here")
-def test_annotate_refuses(call, prepared, unmarked, tmp_path):  # noqa: F811
+def test_annotate_refuses(call, prepared, unmarked, tmp_path):
     def said(*arguments):
         return refused(call("annotate", "cause", *arguments))
 
@@ -409,7 +409,7 @@ def test_annotate_refuses(call, prepared, unmarked, tmp_path):  # noqa: F811
 
 
 @pytest.mark.usefixtures("home")
-def test_evaluate_measures_marks(call, tmp_path):  # noqa: F811
+def test_evaluate_measures_marks(call, tmp_path):
     prepare(reccon(tmp_path / "raw", test=[DIALOGUE]), tmp_path / "feelings")
     command = ("evaluate", "marker", "--data", tmp_path / "feelings")
     found = spoken(call(*command, "--threshold", "0.01", "--json"))

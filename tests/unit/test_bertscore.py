@@ -12,7 +12,7 @@ from attune.platform.corpora.prepare import read_manifest
 from attune.platform.errors import UsageError
 from attune.platform.evaluation import bertscore
 from attune.platform.evaluation.bertscore import BertScore
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 WORDS = {"[CLS]": 1, "[SEP]": 2, "east": 3, "north": 4, "northeast": 5, "west": 6}
 STATES = {  # 0 is padding; lengths are not 1, to see that they do not matter
@@ -137,7 +137,7 @@ def test_layers(tiny_encoder):
         bertscore.load("nowhere:1")
 
 
-def test_evaluate_with_bertscore(call, tmp_path, monkeypatch, prepared, tiny_encoder):  # noqa: F811
+def test_evaluate_with_bertscore(call, tmp_path, monkeypatch, prepared, tiny_encoder):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(bertscore, "BASELINE_PAIRS", 20)
     rows = [("i am sorry", "i am sorry"), ("", "that is great")]

@@ -13,7 +13,7 @@ from attune.platform.curating import cleaning, curate, subtitles, turns
 from attune.platform.curating.cleaning import LINE_STEPS, STEPS, Cleaning, chosen
 from attune.platform.curating.subtitles import Line
 from attune.platform.errors import DataError, UsageError
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500
@@ -445,7 +445,7 @@ def test_what_cannot_be_curated(films, tmp_path):
 
 
 @pytest.mark.usefixtures("here")
-def test_the_commands(call, known, films, tmp_path):  # noqa: F811
+def test_the_commands(call, known, films, tmp_path):
     made = spoken(
         call(
             "data", "turns", "--source", known, "--out", "t.json", "--lines", "utterances", "--json"

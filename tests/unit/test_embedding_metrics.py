@@ -10,7 +10,7 @@ import pytest
 
 from attune.platform.errors import DataError, UsageError
 from attune.platform.evaluation import embeddings
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 VECTORS = {
     "east": (2.0, 0.0),
@@ -97,7 +97,7 @@ def test_files_that_cannot_be_used(path, tmp_path):
         scores(path, "nobody", "nowhere")
 
 
-def test_evaluate_with_embedding_metrics(call, path, tmp_path, monkeypatch):  # noqa: F811
+def test_evaluate_with_embedding_metrics(call, path, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     rows = [("east", "east"), ("", "north"), ("", "")]
     text = "\n".join(json.dumps({"answer": a, "response": r}) for a, r in rows)

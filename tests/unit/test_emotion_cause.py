@@ -521,3 +521,11 @@ def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
     marks = valid["context_causes"].values
     commoner = max((marks == 0).mean(), (marks == 1).mean())
     assert found["valid_cause_accuracy"] > commoner + 0.05
+
+
+def test_perplexity_begins_with_the_stage_that_teaches_to_speak(build, prepared):
+    model = build(SOFT)
+    valid = model.columns(read_samples(prepared, "valid").head(20))
+    reasoner, generator = stages_of(model.variant).values()
+    assert "valid_perplexity" not in look(model.variant, reasoner, valid, Worker())
+    assert look(model.variant, generator, valid, Worker())["valid_perplexity"] > 1

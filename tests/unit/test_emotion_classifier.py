@@ -18,7 +18,7 @@ from attune.platform.errors import UsageError
 from attune.platform.evaluation import calibration, emotions, metrics
 from attune.platform.text import encoders
 from tests import contract
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_data_that_changed_cannot_calibrate():
 
 
 @pytest.mark.usefixtures("home")
-def test_evaluate_measures_labels(call, prepared):  # noqa: F811
+def test_evaluate_measures_labels(call, prepared):
     done = spoken(call("evaluate", "teller", "--threshold", "0.01", "--json"))
     found = done["metrics"]
     names = (
@@ -207,7 +207,7 @@ def test_evaluate_measures_labels(call, prepared):  # noqa: F811
 
 
 @pytest.mark.usefixtures("home")
-def test_show_calibration(call, tmp_path):  # noqa: F811
+def test_show_calibration(call, tmp_path):
     out = tmp_path / "pictures" / "reliability.png"
     done = spoken(call("show", "calibration", "teller", "--out", out, "--json"))
     assert out.read_bytes().startswith(b"\x89PNG")
@@ -236,7 +236,7 @@ def test_accuracy_by_emotion():
     assert emotions.by_emotion(predicted).rows() == [("proud", 1, 0.0), ("sad", 3, 2 / 3)]
 
 
-def test_show_emotions(call, home, tmp_path, build, prepared):  # noqa: F811
+def test_show_emotions(call, home, tmp_path, build, prepared):
     for name, variant in (("first", "multi-trs"), ("silent", "transformer")):
         run = store.find("talker")
         run = dataclasses.replace(run, name=name, folder=home / "runs" / name, variant=variant)

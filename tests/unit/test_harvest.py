@@ -23,7 +23,7 @@ from attune.platform.errors import DataError, UsageError
 from attune.platform.evaluation import calibration
 from attune.platform.training import loop, start
 from attune.platform.training.loop import Worker
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def test_the_threshold_is_above_which(harvested):
 
 
 @pytest.mark.usefixtures("home")
-def test_the_command(call, here, tmp_path, monkeypatch):  # noqa: F811
+def test_the_command(call, here, tmp_path, monkeypatch):
     source = dialogues(tmp_path / "own.jsonl")
     command = ("data", "harvest", "teller", "--source", source, "--out", tmp_path / "out")
     said = spoken(call(*command, "--threshold", "0", "--json"))
@@ -237,7 +237,7 @@ def test_several_sources_and_prepared_ones(tmp_path):
 
 
 @pytest.mark.usefixtures("home", "here")
-def test_what_cannot_be_harvested_is_refused(call, tmp_path):  # noqa: F811
+def test_what_cannot_be_harvested_is_refused(call, tmp_path):
     source = dialogues(tmp_path / "own.jsonl", 2)
 
     def said(*arguments, code=2):

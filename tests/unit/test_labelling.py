@@ -23,7 +23,7 @@ from attune.platform.errors import UsageError
 from attune.platform.settings import find_variant
 from attune.platform.training import loop, start
 from attune.platform.training.loop import Worker
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 WORDS = ("gone", "won", "here", "late", "ill", "home")
 
@@ -307,7 +307,7 @@ def test_what_cannot_be_selected(made, data, tmp_path):
 
 
 @pytest.mark.usefixtures("home", "here")
-def test_the_commands(call, data, prepared, tmp_path):  # noqa: F811
+def test_the_commands(call, data, prepared, tmp_path):
     command = ("annotate", "emotions", "intent-classifier", "--data", data, "--out", "out")
     done = spoken(call(*command, "--json"))
     assert done["utterances"] == pl.read_parquet(tmp_path / "out" / labelling.FILE).height

@@ -17,7 +17,7 @@ from attune.platform.evaluation import answers, metrics, significance
 import mlflow  # isort: skip
 from mlflow import MlflowClient  # isort: skip
 
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 
 def exact(first, second, value):
@@ -139,7 +139,7 @@ def promoted(run, **given):
     return promotion.promote(run, **{"split": "valid", "metric": "perplexity", **given})
 
 
-def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):  # noqa: F811
+def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):
     first = new_run("first", -2.5)
     decision = promoted(first)
     assert decision.promoted
@@ -194,7 +194,7 @@ def test_chance_does_not_promote_unless_asked_to(new_run, samples):
         promoted(lucky)
 
 
-def test_what_cannot_be_compared(new_run, call):  # noqa: F811
+def test_what_cannot_be_compared(new_run, call):
     promoted(new_run("first", -2.5))
     other = new_run("other", -2.0, data="f" * 64)
     with pytest.raises(UsageError, match="'first' learned from other data"):
@@ -216,7 +216,7 @@ def test_without_answers_the_numbers_decide(new_run):
     assert "could not be tested" in decision.reason
 
 
-def test_aliases_are_asked_for_anew(new_run, home, call):  # noqa: F811
+def test_aliases_are_asked_for_anew(new_run, home, call):
     run = new_run("first", -2.5)
     promoted(run)
     (home / store.ALIASES).write_text(json.dumps({"champion": "gone"}))

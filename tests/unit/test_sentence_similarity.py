@@ -7,7 +7,7 @@ import torch
 
 from attune.platform.evaluation import sentences
 from attune.platform.text import encoders
-from tests.unit.test_commands import call, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 SAID = ["i am sad", "it is late , is it not ?", "", "so it goes", "i am sad"]
 MEANT = ["i am sad", "she is sad", "nothing", "it is late", "so it goes on and on and on"]
@@ -44,7 +44,7 @@ def test_batches_and_padding_change_nothing(encoder, monkeypatch):
     assert float(long[0]) == pytest.approx(1.0)
 
 
-def test_evaluate_with_sentence_similarity(call, tmp_path, monkeypatch, tiny_encoder):  # noqa: F811
+def test_evaluate_with_sentence_similarity(call, tmp_path, monkeypatch, tiny_encoder):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     rows = [("i am sorry", "i am sorry"), ("", "that is great")]
     text = "\n".join(json.dumps({"answer": a, "response": r}) for a, r in rows)

@@ -6,7 +6,7 @@ from attune.models.labels import LABELS
 from attune.platform import classifying, runs, store
 from attune.platform.corpora.prepare import read_manifest, read_samples
 from attune.platform.evaluation import control
-from tests.unit.test_commands import call, data, refused, spoken  # noqa: F401
+from tests.commands import refused, spoken
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def home(tmp_path, monkeypatch, build, prepared):
 
 
 @pytest.mark.usefixtures("home")
-def test_runs_answer_corpora_they_have_not_seen(call, data):  # noqa: F811
+def test_runs_answer_corpora_they_have_not_seen(call, data):
     command = ("show", "transfer", "plain", "alone", "--data", data, "--set", "max_tokens=3")
     found = spoken(call(*command, "--json"))["rows"]
     assert [(row["run"], row["data"]) for row in found] == [
@@ -38,7 +38,7 @@ def test_runs_answer_corpora_they_have_not_seen(call, data):  # noqa: F811
 
 
 @pytest.mark.usefixtures("home")
-def test_a_predictor_stands_beside_a_guess(call, prepared):  # noqa: F811
+def test_a_predictor_stands_beside_a_guess(call, prepared):
     model = runs.load(store.find("alone").model)
     samples = read_samples(prepared, "test")
     labelled = samples.filter(samples["response_label"].is_in(LABELS))
@@ -74,7 +74,7 @@ def test_what_is_asked_for_is_counted(monkeypatch, prepared):
 
 
 @pytest.mark.usefixtures("home")
-def test_control_through_the_command(call):  # noqa: F811
+def test_control_through_the_command(call):
     command = ("show", "control", "labelled", "--labels", "consoling,joyful", "--count", "2")
     found = spoken(call(*command, "--json"))
     assert [each["label"] for each in found["labels"]] == ["consoling", "joyful"]

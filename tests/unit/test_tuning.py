@@ -16,10 +16,11 @@ from attune.models.base import Between, Choice
 from attune.platform import cluster, logs, runs, store, tracking
 from attune.platform.errors import UsageError
 from attune.platform.training import checkpoints
+from attune.platform.training.metrics_file import MetricsFile
 from attune.platform.training.settings import configure
 from attune.platform.tuning import decoding, driver, report, spaces, sweep
 from attune.platform.tuning.spaces import Ready
-from attune.platform.tuning.trial import Task, diverged, with_settings
+from attune.platform.tuning.trial import LOOK, Task, Teller, diverged, with_settings
 
 SPACE = {
     "learning_rate": Between(low=1e-4, high=1e-2, scale="loguniform"),
@@ -429,3 +430,26 @@ def test_a_sweep_and_its_trials_know_their_job(make, prepared, monkeypatch):
         assert (trial.job, trial.dashboard) == (job, f"http://head/{job}")
         found = keeper.sweep
     assert tracking.job_tags(trial.job, "") == {"ray_job": "tune-2"}
+
+
+def test_a_trial_is_judged_by_looks_that_have_its_metric(home, monkeypatch):
+    """Before it learns to speak a look has no perplexity; of what never has one it is an error."""
+    told = []
+    monkeypatch.setattr("ray.tune.report", told.append)
+    task = Task(number=0, folder="", settings={}, metrics=("valid_perplexity",))
+    looks = [{"valid_loss": 3.0}, {"valid_loss": 2.0, "valid_perplexity": 9.0}]
+    for variant in ("emotion-cause-soft", "emotion-classifier"):
+        run = store.Run(
+            name=variant, folder=home / variant, variant=variant, preset="tiny",
+            config={}, training={}, data={},
+        )  # fmt: skip
+        run.write()
+        teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
+        for step, metrics in enumerate(looks, start=1):
+            file.add(step, metrics)
+            if variant == "emotion-classifier":
+                with pytest.raises(UsageError, match="--metric perplexity"):
+                    teller(step, looks[0], over=False)
+            else:
+                teller(step, metrics, over=False)
+    assert [(one["step"], one[LOOK], one["valid_perplexity"]) for one in told] == [(2, 1, 9.0)]

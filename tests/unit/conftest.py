@@ -1,0 +1,86 @@
+"""The command line within this process, and a home with runs to give it."""
+
+import json
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from attune.jobs import cli
+from attune.platform import runs, store
+from attune.platform.corpora.prepare import prepare, read_manifest
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """The whole command line, errors and exit codes too, without a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["attune", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        shown = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code or 0, stdout=shown.out, stderr=shown.err)
+
+    yield called
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Six conversations, so that a split is answered in a moment; train is left empty."""
+    folder = tmp_path_factory.mktemp("few")
+    conversations = [
+        {
+            "id": f"c{number}",
+            "emotion": emotion,
+            "split": split,
+            "utterances": [
+                {"role": "speaker", "text": f'I feel {emotion} today, and I said "no".'},
+                {"role": "listener", "text": 'You said "why", and it\'s fine. I am sorry!'},
+                {"role": "speaker", "text": "Thank you."},
+                {"role": "listener", "text": f"Number {number} is not a problem."},
+            ],
+        }
+        for number, (emotion, split) in enumerate(
+            [("sad", "test"), ("joyful", "test"), ("angry", "test"), ("proud", "valid")]
+        )
+    ]
+    (folder / "few.jsonl").write_text("\n".join(json.dumps(c) for c in conversations))
+    prepare(str(folder / "few.jsonl"), folder / "data")
+    return folder / "data"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, build, data):
+    """A home with three runs: two that answer, and one that has no model yet."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("ATTUNE_HOME", str(home))
+    given = {"name": "few", "folder": str(data), "hash": read_manifest(data)["hash"]}
+    for name, variant, status in (
+        ("first", "dummy", "finished"),
+        ("second", "multi-trs", "stopped"),
+        ("third", "dummy", "running"),
+    ):
+        run = store.Run(
+            name=name,
+            folder=home / "runs" / name,
+            variant=variant,
+            preset="tiny",
+            config={},
+            training={},
+            data=given,
+            seed=len(name),
+            created=f"2026-01-01T00:00:0{len(list(home.glob('runs/*')))}",
+            status=status,
+        )
+        run.write()
+        if status != "running":
+            runs.save(build(variant), run.model)
+    metrics = {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5}
+    store.find("second").changed(result={"metrics": metrics})
+    return home
