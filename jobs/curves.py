@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from attune.platform.store import Run
 
 SHOWN = {"valid_perplexity": "perplexity on valid", "valid_emotion_accuracy": "emotions on valid"}
-ABOVE_THE_LEAST = 4
-"""Perplexities are shown up to so many times a run's least: what a generator has before its own
-stage would dwarf the rest."""
 
 
 def main(
@@ -50,9 +47,6 @@ def _draw(axes: "Axes", run: "Run", metric: str) -> None:
     ]
     if not found:
         raise UsageError(f"run '{run.name}' has not looked at valid yet")
-    if "perplexity" in metric:
-        least = min(value for _, value in found)
-        found = [(step, value) for step, value in found if value <= ABOVE_THE_LEAST * least]
     [line] = axes.plot(*zip(*found, strict=True), label=run.name, marker=".", markersize=3)
     best = [(step, value) for step, value in found if step == run.result.get("best_step")]
     for step, value in best:
