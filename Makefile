@@ -13,6 +13,7 @@ MAKEFLAGS += --jobs=2
 
 install: $(INSTALLED)
 
+# The pip that comes with Python 3.11 takes twice as long to find out what is to be installed. Then
 # torch goes first and by its exact version: anything that asks for a range would bring in the
 # registry's newest build, with gigabytes of CUDA libraries. Modules are compiled when they are first
 # imported, since most never are; where Python may not keep what it compiled, each process would
@@ -21,6 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 $(INSTALLED): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { echo "Attune needs Python 3.11: install it, or name it with 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --upgrade pip
 	$(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0 setuptools
 	$(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
