@@ -179,6 +179,7 @@ def kept_settings(folder: Path) -> dict[str, Any]:
 
 
 def _checked(given: str, text: str) -> dict[str, Any]:
+    import_deepspeed()
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 
@@ -228,6 +229,18 @@ def gathered(variant: Variant, zero: int) -> Iterator[None]:
         yield
 
 
+def import_deepspeed() -> None:
+    """DeepSpeed without MLflow, which its autotuner would import: most of what the import takes,
+    and used by nobody here."""
+    if "mlflow" in sys.modules:
+        return
+    sys.modules["mlflow"] = None  # type: ignore[assignment]  # importing it fails, as is allowed
+    try:
+        import deepspeed  # noqa: F401
+    finally:
+        del sys.modules["mlflow"]
+
+
 def join_workers() -> None:
     """Let DeepSpeed use the process group that Ray made; a lone process makes its own."""
     if not torch.distributed.is_initialized():
@@ -238,6 +251,7 @@ def join_workers() -> None:
             rank=0,
             world_size=1,
         )
+    import_deepspeed()
     import deepspeed.ops
 
     # Sums through shared memory, which only inference takes. DeepSpeed would compile them all the

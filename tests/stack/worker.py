@@ -1,13 +1,15 @@
 """One of several workers of a run, without Ray."""
 
 import os
+import sys
 
-import deepspeed  # noqa: F401 - takes seconds: once for all that are forked
 import torch
 
 from attune.platform import store
 from attune.platform.training import engine, start
 from attune.platform.training.loop import Training
+
+engine.import_deepspeed()  # takes a while: once for all that are forked
 
 
 class Stopping(Training):
@@ -27,6 +29,7 @@ def work(folder, worker, port, stop_at):
         "gloo", f"tcp://127.0.0.1:{port}", rank=worker.rank, world_size=worker.world_size
     )
     engine.join_workers()
+    assert "mlflow" not in sys.modules  # it would take a worker as long to start again
     run = store.read(folder)
     model = start.model_of(run)
     data, valid = start.data_of(run, model)
