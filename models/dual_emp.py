@@ -52,6 +52,7 @@ from attune.models.base import (
     Stage,
     State,
 )
+from attune.models.decoding import drawn
 from attune.models.latents import annealed
 from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward, OutputLayer
 from attune.models.multitask import SMALL
@@ -560,7 +561,11 @@ class DualEmp(Transformer):
         while len(said) < longest:
             logits, state = self._next(direction, newest, state)
             logits[:, forbidden] = -torch.inf
-            newest = logits.argmax(dim=1) if greedily else _drawn_words(logits)
+            if greedily:
+                newest = logits.argmax(dim=1)
+            else:
+                shares = logits.float().softmax(dim=1)
+                newest = drawn(shares, torch.rand_like(shares[:, 0]))
             going = going & (newest != specials["<eos>"])
             if not bool(going.any()):
                 break
@@ -582,16 +587,6 @@ class DualEmp(Transformer):
             return rewards
         others = (rewards.sum() - rewards) / (len(rewards) - 1)
         return rewards - others
-
-
-def _drawn_words(logits: Tensor) -> Tensor:
-    """(B,) a word of each row, as likely as the softmax says: the first where the sum of the shares
-    up to it is above a number drawn for the row. Noise for every word would take five times as
-    long."""
-    sums = logits.float().softmax(dim=1).cumsum(dim=1)
-    drawn = torch.rand_like(sums[:, :1]) * sums[:, -1:]
-    words = torch.searchsorted(sums, drawn, right=True)[:, 0]
-    return words.clamp(max=logits.shape[1] - 1)  # where rounding made it the sum of all
 
 
 def _streams(config: DualEmpConfig) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attune.models.base import Batch
-from attune.platform import runs, store
+from attune.platform import runs
 from attune.platform.batches import Ragged, encode, read_by, subwords_of
 from attune.platform.corpora import bundled
 from attune.platform.corpora.labels import EMOTIONS
@@ -18,6 +18,7 @@ from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training import settings
+from tests.runs import write_run
 
 # One thread: the same sums whatever the machine, and no fight for cores with Ray's processes, which
 # makes OpenMP ten times slower.
@@ -136,11 +137,7 @@ def home_with(tmp_path, monkeypatch, prepared):
         monkeypatch.setenv("ATTUNE_HOME", str(home))
         given = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
         for name, model in models.items():
-            run = store.Run(
-                name=name, folder=home / "runs" / name, variant=model.name, preset="tiny",
-                config={}, training={}, data=given, status="finished",
-            )  # fmt: skip
-            run.write()
+            run = write_run(home, name, model.name, data=given)
             runs.save(model, run.model)
         return home
 

@@ -14,8 +14,9 @@ from playwright.sync_api import expect
 
 from attune.jobs.picture import ALL_DONE, browser, free_port
 from attune.models.decoding import Decoding
-from attune.platform import runs, store
+from attune.platform import runs
 from attune.platform.serving import Responder
+from tests.runs import write_run
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -37,18 +38,8 @@ new MutationObserver(() => {
 
 def add_run(home, name, variant, build, prepared):
     created = f"2026-01-01T00:00:{len(list(home.glob('runs/*'))):02}"
-    run = store.Run(
-        name=name,
-        folder=home / "runs" / name,
-        variant=variant,
-        preset="tiny",
-        config={},
-        training={},
-        data={"name": "bundled", "folder": str(prepared), "hash": ""},
-        created=created,
-        status="finished",
-    )
-    run.write()
+    data = {"name": "bundled", "folder": str(prepared), "hash": ""}
+    run = write_run(home, name, variant, data=data, created=created)
     runs.save(build(variant), run.model)
     return run
 

@@ -10,6 +10,7 @@ import pytest
 from attune.jobs import cli
 from attune.platform import runs, store
 from attune.platform.corpora.prepare import prepare, read_manifest
+from tests.runs import write_run
 
 
 @pytest.fixture
@@ -66,19 +67,10 @@ def home(tmp_path, monkeypatch, build, data):
         ("second", "multi-trs", "stopped"),
         ("third", "dummy", "running"),
     ):
-        run = store.Run(
-            name=name,
-            folder=home / "runs" / name,
-            variant=variant,
-            preset="tiny",
-            config={},
-            training={},
-            data=given,
-            seed=len(name),
-            created=f"2026-01-01T00:00:0{len(list(home.glob('runs/*')))}",
-            status=status,
+        created = f"2026-01-01T00:00:0{len(list(home.glob('runs/*')))}"
+        run = write_run(
+            home, name, variant, data=given, seed=len(name), created=created, status=status
         )
-        run.write()
         if status != "running":
             runs.save(build(variant), run.model)
     metrics = {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5}

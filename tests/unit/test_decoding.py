@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attune.models.base import Batch
-from attune.models.decoding import Decoding, decode, stream
+from attune.models.decoding import Decoding, decode, drawn, stream
 from tests.contract import rows_of, train
 
 METHODS = [
@@ -164,3 +164,11 @@ def test_no_answer_is_longer_than_allowed(model, batch):
     for method in ("greedy", "beam", "topk"):
         answers = decode(model.variant, batch, Decoding(method=method, max_tokens=3))
         assert max(map(len, answers)) <= 3
+
+
+def test_places_are_drawn_as_often_as_their_shares_say():
+    shares = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
+    places = drawn(shares.repeat(20_000, 1), torch.rand(20_000))
+    found = torch.bincount(places, minlength=len(shares)) / len(places)
+    assert torch.allclose(found, shares, atol=0.02)
+    assert not found[shares == 0].any()

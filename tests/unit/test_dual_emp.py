@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attune.models import dual_emp
 from attune.models.base import CONTEXTS, PAIRED, RESPONSES, Progress
 from attune.models.layers import OutputLayer, WordEmbedding
 from attune.platform.errors import UsageError
@@ -259,11 +258,3 @@ def test_the_vaes_divergence_rises(build, batch):
     assert values[0] == 0
     assert values[1] * 2 == pytest.approx(values[2])
     assert values[2] == pytest.approx(values[3])
-
-
-def test_words_are_drawn_as_often_as_they_are_likely():
-    shares = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
-    drawn = dual_emp._drawn_words(shares.log().repeat(20_000, 1))
-    found = torch.bincount(drawn, minlength=len(shares)) / len(drawn)
-    assert torch.allclose(found, shares, atol=0.02)
-    assert not found[shares == 0].any()

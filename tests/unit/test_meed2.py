@@ -8,7 +8,7 @@ import torch
 from attune.models.base import PAIRED, Progress
 from attune.models.decoding import Decoding
 from attune.models.labels import LABELS
-from attune.platform import runs, store
+from attune.platform import runs
 from attune.platform.corpora.prepare import read_samples
 from attune.platform.errors import DataError, UsageError
 from attune.platform.evaluation.evaluate import evaluate, predictions
@@ -17,6 +17,7 @@ from attune.platform.text import subwords
 from attune.platform.text.subwords import Subwords
 from attune.platform.text.vocabulary import END, SPECIALS
 from attune.platform.training import start
+from tests.runs import write_run
 
 TEXTS = ["i lost my keys .", "i lost my dog , too !", "that is 'n awful émotion ."]
 
@@ -151,11 +152,7 @@ def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     intents = build("intent-classifier")
     for name, model in {"teller": intents, "other": build("mime")}.items():
-        run = store.Run(
-            name=name, folder=tmp_path / "runs" / name, variant=model.name, preset="tiny",
-            config={}, training={}, data={}, status="finished",
-        )  # fmt: skip
-        run.write()
+        run = write_run(tmp_path, name, model.name)
         runs.save(model, run.model)
     with pytest.raises(UsageError, match="name a run of intent-classifier"):
         start.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "other"})

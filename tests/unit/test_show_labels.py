@@ -7,6 +7,7 @@ from attune.platform import classifying, runs, store
 from attune.platform.corpora.prepare import read_manifest, read_samples
 from attune.platform.evaluation import control
 from tests.commands import refused, spoken
+from tests.runs import write_run
 
 
 @pytest.fixture
@@ -16,11 +17,7 @@ def home(tmp_path, monkeypatch, build, prepared):
     given = {"name": "b", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
     runs.save(build("intent-classifier"), tmp_path / "labeller")
     for name, variant in (("labelled", "meed2"), ("alone", "meed2"), ("plain", "dummy")):
-        run = store.Run(
-            name=name, folder=tmp_path / "home" / "runs" / name, variant=variant, preset="tiny",
-            config={}, training={}, data=given, status="finished",
-        )  # fmt: skip
-        run.write()
+        run = write_run(tmp_path / "home", name, variant, data=given)
         runs.save(build(variant), run.model)
     runs.keep_labeller(tmp_path / "labeller", store.find("labelled").model)
 

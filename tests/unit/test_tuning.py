@@ -21,6 +21,7 @@ from attune.platform.training.settings import configure
 from attune.platform.tuning import decoding, driver, report, spaces, sweep
 from attune.platform.tuning.spaces import Ready
 from attune.platform.tuning.trial import LOOK, Task, Teller, diverged, with_settings
+from tests.runs import write_run
 
 SPACE = {
     "learning_rate": Between(low=1e-4, high=1e-2, scale="loguniform"),
@@ -439,11 +440,7 @@ def test_a_trial_is_judged_by_looks_that_have_its_metric(home, monkeypatch):
     task = Task(number=0, folder="", settings={}, metrics=("valid_perplexity",))
     looks = [{"valid_loss": 3.0}, {"valid_loss": 2.0, "valid_perplexity": 9.0}]
     for variant in ("emotion-cause-soft", "emotion-classifier"):
-        run = store.Run(
-            name=variant, folder=home / variant, variant=variant, preset="tiny",
-            config={}, training={}, data={},
-        )  # fmt: skip
-        run.write()
+        run = write_run(home, variant, variant)
         teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
         for step, metrics in enumerate(looks, start=1):
             file.add(step, metrics)

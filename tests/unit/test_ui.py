@@ -11,12 +11,13 @@ import torch
 from attune.models.base import DialogueVariant, Explanation
 from attune.models.decoding import Decoding
 from attune.models.dummy import Dummy
-from attune.platform import runs, store
+from attune.platform import runs
 from attune.platform.errors import UsageError
 from attune.platform.serving import Answer, Responder
 from attune.ui import app, conversation, examples, markup, offer, talk
 from attune.ui.conversation import Turn
 from attune.ui.offer import Offer, Responders
+from tests.runs import write_run
 
 
 @pytest.fixture
@@ -31,18 +32,8 @@ def home(tmp_path, monkeypatch, prepared):
 def add_run(home, prepared):
     def added(name, variant="dummy", folder=prepared, model=True):
         number = len(list((home / "runs").glob("*")))
-        run = store.Run(
-            name=name,
-            folder=home / "runs" / name,
-            variant=variant,
-            preset="tiny",
-            config={},
-            training={},
-            data={"name": "bundled", "folder": str(folder), "hash": ""},
-            created=f"2026-01-01T00:00:{number:02}",
-            status="finished",
-        )
-        run.write()
+        data = {"name": "bundled", "folder": str(folder), "hash": ""}
+        run = write_run(home, name, variant, data=data, created=f"2026-01-01T00:00:{number:02}")
         if model:
             run.model.mkdir()
         return run
