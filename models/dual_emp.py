@@ -90,6 +90,9 @@ class DualEmpConfig(TransformerConfig):
     """What is subtracted from a reward: the mean of the batch's others, or nothing."""
     paired_steps: int = 0
     """Steps of pairs alone before unpaired texts join."""
+    unpaired_every: int = 1
+    """Unpaired texts join every so many steps: where they are few, each would be seen more often
+    than any pair, and come to be the answer to everything."""
     sampled_response_tokens: int = 30
     """Longest response that is sampled to an unpaired context."""
     sampled_context_tokens: int = 40
@@ -111,6 +114,8 @@ class DualEmpConfig(TransformerConfig):
             raise ValueError(
                 f"gumbel_temperature={self.gumbel_temperature}: more than 0 is expected"
             )
+        if self.unpaired_every < 1:
+            raise ValueError(f"unpaired_every={self.unpaired_every}: at least 1 is expected")
 
 
 class ConsensusDecoderLayer(DecoderLayer):
@@ -241,6 +246,7 @@ class DualEmp(Transformer):
         "schedule": {
             "annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000)),
             "paired_steps": Choice(values=(0, 1_000, 3_000)),
+            "unpaired_every": Choice(values=(1, 4, 16, 64)),
         },
     }  # fmt: skip
 
@@ -309,10 +315,16 @@ class DualEmp(Transformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """The terms of eq. 20."""
         terms = self._of_pairs(batches[PAIRED], progress)
-        if self.training and self.config.unpaired and progress.step >= self.config.paired_steps:
+        if self.training and self._takes_unpaired(progress.step):
             terms |= self._of_unpaired(batches[CONTEXTS], CONTEXTS, progress)
             terms |= self._of_unpaired(batches[RESPONSES], RESPONSES, progress)
         return terms
+
+    def _takes_unpaired(self, step: int) -> bool:
+        """The last of `unpaired_every` steps does, as the last of `log_every` is logged."""
+        config: DualEmpConfig = self.config
+        due = (step + 1) % config.unpaired_every == 0
+        return config.unpaired and step >= config.paired_steps and due
 
     def _of_pairs(self, batch: Batch, progress: Progress) -> Losses:
         """Eq. 11-13."""

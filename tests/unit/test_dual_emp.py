@@ -150,6 +150,10 @@ def test_unpaired_texts_need_no_counterpart(build, batch):
     waits = build("dual-emp", paired_steps=5).variant.train()
     assert "policy_contexts" not in waits.losses(batches, BEGUN)
     assert "policy_contexts" in waits.losses(batches, Progress(step=5))
+    seldom = build("dual-emp", unpaired_every=3).variant.train()
+    steps = [Progress(step=step) for step in range(6)]
+    joined = ["policy_contexts" in seldom.losses(batches, step) for step in steps]
+    assert joined == [False, False, True, False, False, True]
 
 
 @pytest.mark.parametrize(
