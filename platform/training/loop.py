@@ -402,6 +402,7 @@ class Training:
             "best_step": standing.best_step,
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "metrics": standing.best_metrics,
+            "samples": {name: len(stream.tokens) for name, stream in self.streams.items()},
         }
         _write(self.run.folder / RESULT, result)
 

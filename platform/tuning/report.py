@@ -1,5 +1,6 @@
 """What a sweep has shown: a table of its trials, what mattered, and pictures that open offline."""
 
+import base64
 import functools
 import json
 import math
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
-TABLE, PAGE, SUMMARY = "trials.csv", "report.html", "summary.json"
+TABLE, PAGE, SUMMARY, AGAINST = "trials.csv", "report.html", "summary.json", "against.png"
 LEAST = 5
 """Trials without which a share of the variance says nothing."""
 SURE = 0.95
@@ -72,14 +73,24 @@ def _row(sweep: Sweep, trial: "FrozenTrial") -> dict[str, Any]:
     runs = sweep.runs_of(trial)
     return {
         "trial": trial.number,
-        "variant" if sweep.kind == "training" else "decode": kept[CHOSEN],
+        _chosen(sweep): kept[CHOSEN],
         **kept[SETTINGS],
         **{name: value_of(kept.get(METRICS, {}), name) for name in _columns(sweep, kept)},
         "steps": sum(run.result.get("steps", 0) for run in runs) if runs else None,
+        **(_counts(runs[0]) if runs else {}),
         "ended": kept.get(ENDED, "interrupted"),
         "reason": kept.get(REASON, ""),
         "runs": " ".join(kept.get(RUNS, ())),
     }
+
+
+def _chosen(sweep: Sweep) -> str:
+    return "variant" if sweep.kind == "training" else "decode"
+
+
+def _counts(run: Run) -> dict[str, int]:
+    """What a run learned from, which thresholds decide."""
+    return {f"samples_{name}": count for name, count in run.result.get("samples", {}).items()}
 
 
 def _columns(sweep: Sweep, kept: Mapping[str, Any]) -> list[str]:
@@ -165,6 +176,7 @@ def write(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna's, that its pictures are experimental
         _write_pictures(sweep, making, surface)
+        _write_against(sweep, frame, making / AGAINST)
         _write_page(sweep, making / PAGE, frame, summary, surface)
     shutil.rmtree(folder, ignore_errors=True)
     making.replace(folder)
@@ -248,6 +260,47 @@ def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None)
         plt.close("all")
 
 
+def only_setting(sweep: Sweep, done: pl.DataFrame) -> str | None:
+    """The setting that alone was varied, if it was one."""
+    tried = {_chosen(sweep), *(n for trial in sweep.trials() for n in trial.user_attrs[SETTINGS])}
+    varied = [name for name in sorted(tried) if done[name].n_unique() > 1]
+    return varied[0] if len(varied) == 1 else None
+
+
+def panels(sweep: Sweep, done: pl.DataFrame) -> dict[str, dict[str, str]]:
+    """What to draw against a setting: by title, labels and columns of the table."""
+    counted = [n for n in done.columns if n.startswith("samples_") and done[n].n_unique() > 1]
+    counts = {name.removeprefix("samples_"): name for name in counted}
+    measured = [name for name in done.columns if name in sweep.metrics or more_is_better(name)]
+    titles = {name.removeprefix("valid_").replace("_", " "): name for name in measured}
+    each = {title: {title: name} for title, name in titles.items()}
+    return {"samples": counts, **each} if counts else each
+
+
+def _write_against(sweep: Sweep, frame: pl.DataFrame, path: Path) -> None:
+    """Where one setting alone was varied: all that was counted and measured, against it."""
+    if frame.is_empty():
+        return
+    done = frame.filter(pl.col("ended") == "finished")
+    setting = only_setting(sweep, done)
+    if setting is None:
+        return
+    from matplotlib import pyplot as plt
+
+    done, drawn = done.sort(setting), panels(sweep, done)
+    figure, all_axes = plt.subplots(
+        1, len(drawn), figsize=(3.2 * len(drawn), 3), squeeze=False, layout="constrained"
+    )
+    for axes, (title, lines) in zip(all_axes[0], drawn.items(), strict=True):
+        for label, name in lines.items():
+            axes.plot(done[setting].to_list(), done[name].to_list(), marker="o", label=label)
+        axes.set(xlabel=setting.replace("_", " "), title=title)
+        if len(lines) > 1:
+            axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def _write_page(
     sweep: Sweep, path: Path, frame: pl.DataFrame, summary: Mapping[str, Any],
     surface: tuple[str, str] | None,
@@ -263,6 +316,9 @@ def _write_page(
         parts.append(f"<p>{escape(saving(less))}</p>")
     for each in summary["repeated"]:
         parts.append(f"<p>{escape(in_words(each))}</p>")
+    if (one := path.with_name(AGAINST)).is_file():
+        picture = base64.b64encode(one.read_bytes()).decode()
+        parts.append(f'<img src="data:image/png;base64,{picture}">')
     script: bool = True
     for _, title, figure in _drawings(sweep, visualization, surface):
         figure.update_layout(title=title)

@@ -372,6 +372,34 @@ def test_a_report_has_table_pictures_and_a_page_that_needs_no_network(make):
         report.write(found, found.folder / "report", ("learning_rat", "batch_size"))
 
 
+def test_one_setting_is_shown_with_all_that_was_counted_and_measured(make, home):
+    """Table 4 of Dual-Emp: texts and metrics against the threshold."""
+    thresholds = Choice(values=(0.5, 0.6, 0.7))
+    found = make(
+        space={"dual-emp": {"harvest_threshold": thresholds}}, search="grid", samples=3,
+        metrics=("valid_perplexity", "valid_bleu"),
+    )  # fmt: skip
+    found.fill_grid()
+    for number, _, settings in asked(found):
+        kept = round(100 * settings["harvest_threshold"])
+        samples = {"paired": 40, "contexts": kept, "responses": 2 * kept}
+        write_run(home, f"run-{number}", "dual-emp", result={"samples": samples})
+        found.note(number, runs=[f"run-{number}"])
+        measured = {"valid_perplexity": 30.0 + number, "valid_bleu": 2.0, "valid_nll": 3.0}
+        found.tell(number, "finished", "", measured, looks=[30.0])
+    report.write(found, found.folder / "report")
+    frame = report.table(found)
+    assert frame["samples_contexts"].to_list() == [50, 60, 70]
+    assert report.only_setting(found, frame) == "harvest_threshold"
+    assert report.panels(found, frame) == {  # not the pairs, which are the same in all
+        "samples": {"contexts": "samples_contexts", "responses": "samples_responses"},
+        "perplexity": {"perplexity": "valid_perplexity"},
+        "bleu": {"bleu": "valid_bleu"},
+    }
+    assert (found.folder / "report" / "against.png").is_file()
+    assert "data:image/png;base64" in (found.folder / "report" / "report.html").read_text()
+
+
 def test_the_mean_over_seeds_has_an_interval(trained):
     results = [{"metrics": {"valid_loss": value}} for value in (1.0, 2.0, 3.0)]
     found = [dataclasses.replace(trained, result=result) for result in results]
