@@ -67,7 +67,7 @@ def _saving(home: Path, asked: tuple[str, ...]) -> dict[str, Any]:
         runs = (home / "runs").glob(f"{scheduler}-*/metrics.jsonl")
         found[scheduler] = {
             "steps": sum(max(line["step"] for line in read_metrics(run)) for run in runs),
-            "best": json.loads(told)["best"]["metrics"]["perplexity"],
+            "best": json.loads(told)["best"]["metrics"]["valid_perplexity"],
         }
     return {"stopping": found}
 
