@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from ray import tune
 from ray.tune import Callback
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     FIFOScheduler,
@@ -146,7 +147,7 @@ def _fit(sweep: Sweep, keeper: "_Keeper") -> None:
             storage_path=str(sweep.folder / "ray"),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=KEPT_CHECKPOINTS),
-            callbacks=[keeper],
+            callbacks=[keeper, _Silent()],
             verbose=0,
         ),
     )
@@ -280,6 +281,14 @@ class _Outcome:
     reason: str
     metrics: dict[str, float]
     looks: list[float]
+
+
+class _Silent(TrialProgressCallback):
+    """Tune's own, which prints to stdout of trials that had no look before their end, however
+    silent it is asked to be; stdout is `--json`'s."""
+
+    def _print(self, msg: str) -> None:
+        pass
 
 
 class _Keeper(Callback):

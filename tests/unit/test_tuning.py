@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 from types import SimpleNamespace
+from typing import ClassVar
 
 import optuna
 import polars as pl
@@ -478,3 +479,13 @@ def test_a_trial_is_judged_by_looks_that_have_its_metric(home, monkeypatch):
             else:
                 teller(step, metrics, over=False)
     assert [(one["step"], one[LOOK], one["valid_perplexity"]) for one in told] == [(2, 1, 9.0)]
+
+
+def test_tune_prints_nothing_of_a_trial_without_a_look(capsys):
+    """What it says otherwise stands between people and --json."""
+
+    class Trial:
+        last_result: ClassVar = {}
+
+    driver._Silent().on_trial_complete(1, [], Trial())
+    assert capsys.readouterr().out == ""
