@@ -39,6 +39,8 @@ LEAST = 5
 """Trials without which a share of the variance says nothing."""
 SURE = 0.95
 """Of an interval."""
+ABREAST = 4
+"""Panels of a picture beside each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,17 +290,19 @@ def _write_against(sweep: Sweep, frame: pl.DataFrame, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     done, drawn = done.sort(setting), panels(sweep, done)
-    figure, all_axes = plt.subplots(
-        1, len(drawn), figsize=(3.2 * len(drawn), 3), squeeze=False, layout="constrained"
-    )
-    for axes, (title, lines) in zip(all_axes[0], drawn.items(), strict=True):
-        for label, name in lines.items():
-            axes.plot(done[setting].to_list(), done[name].to_list(), marker="o", label=label)
-        axes.set(xlabel=setting.replace("_", " "), title=title)
-        if len(lines) > 1:
-            axes.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    wide = min(ABREAST, len(drawn))
+    high = math.ceil(len(drawn) / wide)
+    with plt.style.context("default"):  # Optuna's pictures have changed it
+        figure = plt.figure(figsize=(3.2 * wide, 2.8 * high), layout="constrained")
+        for place, (title, lines) in enumerate(drawn.items(), start=1):
+            axes = figure.add_subplot(high, wide, place)
+            for label, name in lines.items():
+                axes.plot(done[setting].to_list(), done[name].to_list(), marker="o", label=label)
+            axes.set(xlabel=setting.replace("_", " "), title=title)
+            if len(lines) > 1:
+                axes.legend()
+        figure.savefig(path, dpi=120)
+        plt.close(figure)
 
 
 def _write_page(
