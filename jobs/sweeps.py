@@ -175,8 +175,10 @@ def report(
     if found.run_id is not None:
         tracking.finish_group(found.run_id, found.status, {}, artifacts=folder)
     _show_trials(screen, found)
-    for setting, share in summary["importances"].items():
-        screen.print(f"importance of {setting}: {share:.0%}", markup=False)
+    if summary["importances"]:
+        shares = (f"{setting} {share:.0%}" for setting, share in summary["importances"].items())
+        finished = f"among the {found.count('finished')} trials that finished"
+        screen.print(f"importance {finished}: {', '.join(shares)}", markup=False)
     for each in summary["repeated"]:
         screen.print(reports.in_words(each), markup=False)
     if summary["saved"]:

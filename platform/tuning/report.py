@@ -1,6 +1,7 @@
 """What a sweep has shown: a table of its trials, what mattered, and pictures that open offline."""
 
 import base64
+import copy
 import functools
 import json
 import math
@@ -17,6 +18,7 @@ import polars as pl
 
 from attune.platform.errors import UsageError, unknown
 from attune.platform.store import Run
+from attune.platform.training.metrics_file import read_metrics
 from attune.platform.tuning.sweep import (
     CHOSEN,
     ENDED,
@@ -227,9 +229,23 @@ def _drawings(
             evaluator = optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed)
             drawn = draw(pictures.plot_param_importances, evaluator=evaluator)
             yield f"importances{ending}", f"what {label} depends on", drawn
+    looked = [_with_looks(sweep, trial) for trial in sweep.trials()]
+    if any(len(trial.intermediate_values) > 1 for trial in looked):
+        drawn = _draw(_of(sweep, looked), pictures.plot_intermediate_values)
+        yield "looks", f"{labels[0]} by step, of the trials that were stopped, too", drawn
     if len(sweep.metrics) == 2:
         front = pictures.plot_pareto_front(study, target_names=labels)
         yield "front", " against ".join(labels), front
+
+
+def _with_looks(sweep: Sweep, trial: "FrozenTrial") -> "FrozenTrial":
+    """A trial with its first metric by step, as its (first) run has logged it."""
+    lines = [line for run in sweep.runs_of(trial)[:1] for line in read_metrics(run.metrics_file)]
+    name, looked = sweep.metrics[0], copy.copy(trial)
+    looked.intermediate_values = {
+        line["step"]: line["metrics"][name] for line in lines if name in line["metrics"]
+    }
+    return looked
 
 
 def _draw(study: "Study", picture: Callable[..., Any], **given: Any) -> Any:
@@ -257,6 +273,8 @@ def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None)
         axes: Axes = np.ravel(drawn)[0]
         figure = axes.get_figure(root=True)
         assert figure is not None
+        for each in figure.axes:
+            each.set_title("")  # Optuna's, which ours would stand upon
         figure.suptitle(title)
         figure.savefig(folder / f"{name}.png", dpi=120, bbox_inches="tight")
         plt.close("all")

@@ -384,8 +384,11 @@ def test_one_setting_is_shown_with_all_that_was_counted_and_measured(make, home)
     for number, _, settings in asked(found):
         kept = round(100 * settings["harvest_threshold"])
         samples = {"paired": 40, "contexts": kept, "responses": 2 * kept}
-        write_run(home, f"run-{number}", "dual-emp", result={"samples": samples})
-        found.note(number, runs=[f"run-{number}"])
+        run = write_run(home, f"run-{number}", "dual-emp", result={"samples": samples})
+        log = MetricsFile(run.metrics_file, 0)
+        for step in (10, 20):
+            log.add(step, {"valid_perplexity": 300.0 / step})
+        found.note(number, runs=[run.name])
         measured = {"valid_perplexity": 30.0 + number, "valid_bleu": 2.0, "valid_nll": 3.0}
         found.tell(number, "finished", "", measured, looks=[30.0])
     report.write(found, found.folder / "report")
@@ -397,7 +400,8 @@ def test_one_setting_is_shown_with_all_that_was_counted_and_measured(make, home)
         "perplexity": {"perplexity": "valid_perplexity"},
         "bleu": {"bleu": "valid_bleu"},
     }
-    assert (found.folder / "report" / "against.png").is_file()
+    files = {path.name for path in (found.folder / "report").iterdir()}
+    assert {"against.png", "looks.png", "slices.png"} <= files
     assert "data:image/png;base64" in (found.folder / "report" / "report.html").read_text()
 
 
