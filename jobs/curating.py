@@ -39,7 +39,8 @@ def turns(
 
     Learns from MELD, or from your own dialogues where utterances have a `speaker` and, if known,
     `start` and `end` (docs/curating.md). Episodes go to train, valid and test by their names; the
-    accuracy on test stands beside that of always saying "changed", and beside the paper's.
+    accuracy on test, its mean over both answers, and the F1 of "same" stand beside those of always
+    saying "changed", and beside the paper's accuracy.
 
     Examples:
 
@@ -53,9 +54,17 @@ def turns(
         made = turns.train(source, form, lines, seed)
         made.save(out)
     report = made.report
-    shown = table("", "on held-out episodes", "accuracy", numbers=("accuracy",))
-    shown.add_row("the classifier", f"{report['accuracy']:.2%}")
-    shown.add_row('always "changed"', f"{report['always_changed']:.2%}")
+    columns = {
+        "accuracy": "accuracy",
+        "balanced_accuracy": "balanced accuracy",
+        "f1_same": 'F1 of "same"',
+    }
+    shown = table("", "on held-out episodes", *columns.values(), numbers=tuple(columns.values()))
+    for name, scores in (
+        ("the classifier", report),
+        ('always "changed"', report["always_changed"]),
+    ):
+        shown.add_row(name, *(f"{scores[column]:.2%}" for column in columns))
     shown.add_row("Xie and Pu 2021, on their own lines", f"{report['published']:.2%}")
     screen = console(as_json)
     screen.print(shown)

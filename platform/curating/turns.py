@@ -194,27 +194,35 @@ def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) 
             lines=lines,
             report={"strength": strength},
         )
-        tried.append((accuracy(found, known["valid"]), -strength, found))
+        right = scores(_told(found, known["valid"]), known["valid"])["accuracy"]
+        tried.append((right, -strength, found))
     _, _, best = max(tried, key=lambda one: one[:2])
     best.report.update(_report(best, known))
     return best
 
 
-def accuracy(turns: Turns, known: Known) -> float:
-    """The share of pairs that it is right about."""
-    right = sum(
-        turns.changes(*pair) == changes
-        for pair, changes in zip(known.pairs, known.changes, strict=True)
-    )
-    return right / len(known.pairs)
+def scores(found: Sequence[bool], known: Known) -> dict[str, float]:
+    """Accuracy, its mean over changed and same, and the F1 of same, where lines are joined."""
+    from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
+
+    truth = known.changes
+    return {
+        "accuracy": float(accuracy_score(truth, found)),
+        "balanced_accuracy": float(balanced_accuracy_score(truth, found)),
+        "f1_same": float(f1_score(truth, found, pos_label=False, zero_division=0.0)),
+    }
+
+
+def _told(turns: Turns, known: Known) -> list[bool]:
+    return [turns.changes(*pair) for pair in known.pairs]
 
 
 def _report(turns: Turns, known: dict[str, Known]) -> dict[str, Any]:
     test = known["test"]
     return {
         "pairs": {split: len(one.pairs) for split, one in known.items()},
-        "accuracy": accuracy(turns, test),
-        "always_changed": sum(test.changes) / len(test.changes),
+        **scores(_told(turns, test), test),
+        "always_changed": scores([True] * len(test.pairs), test),
         "published": PUBLISHED,
     }
 

@@ -207,12 +207,22 @@ def test_a_classifier_learns_who_speaks(known, classifier):
     made = turns.load(classifier)
     report = made.report
     assert report["accuracy"] == 1.0
-    assert report["always_changed"] == pytest.approx(2 / 3)
+    assert report["balanced_accuracy"] == report["f1_same"] == 1.0
+    always = {"accuracy": pytest.approx(2 / 3), "balanced_accuracy": 0.5, "f1_same": 0.0}
+    assert report["always_changed"] == always
     assert report["published"] == 0.7669
     assert sum(report["pairs"].values()) == 180
     assert made.changes(Line(text="Why not?"), Line(text="Nobody did."))
     assert not made.changes(Line(text="Nobody did."), Line(text="And I went on."))
     assert turns.train(str(known), lines="utterances") == made  # the same seed, the same weights
+
+
+def test_how_right_a_classifier_is():
+    pair = (Line(text="a"), Line(text="b"))
+    truth = turns.Known(pairs=[pair] * 5, changes=[True, True, True, False, False])
+    found = turns.scores([True, True, False, False, True], truth)
+    expected = {"accuracy": 3 / 5, "balanced_accuracy": (2 / 3 + 1 / 2) / 2, "f1_same": 1 / 2}
+    assert found == pytest.approx(expected)
 
 
 def test_no_episode_is_in_two_splits(known):
