@@ -80,9 +80,9 @@ def evaluate(
     profile: Annotated[
         str,
         typer.Option(
-            metavar="attune|empdg",
-            help="Whose samples: all of a split, or EmpDG's, without each conversation's last "
-            "listener turn.",
+            metavar="attune|empdg|meed2",
+            help="Whose way: all samples of a split; EmpDG's, without each conversation's last "
+            "listener turn; or MEED2's perplexity, where the true label is told.",
         ),
     ] = OWN_PROFILE,
     bertscore: Annotated[
@@ -132,6 +132,7 @@ def evaluate(
     - `attune evaluate mine --split valid --decode beam --set beams=10`
     - `attune evaluate mine --data data/ed --decode topk --set top_k=5 --set seed=1`
     - `attune evaluate empdg@latest --profile empdg`
+    - `attune evaluate meed2@latest --profile meed2`
     - `attune evaluate empdg@latest --stage generator`, before it learned from its critics
     - `attune evaluate mine --bertscore minilm --embedding-metrics glove.6B.300d.txt`
     - `attune evaluate mine --sentence-similarity minilm`
@@ -377,6 +378,7 @@ def _evaluated(
     profile: str, stage: str | None,
 ) -> "Evaluation":  # fmt: skip
     from attune.models.base import DialogueVariant
+    from attune.models.published import PROFILES
     from attune.platform import runs
     from attune.platform.corpora.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate
@@ -402,6 +404,7 @@ def _evaluated(
             decoding,
             progress=lambda done: bar.advance(task, done),
             controls=controls,
+            told=PROFILES[profile].tells_truth,
         )
 
 

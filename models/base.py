@@ -134,6 +134,8 @@ class Stage:
     streams: tuple[str, ...] = (PAIRED,)
     share: float = 1.0
     """Of the whole run's steps, in proportion to the other stages' shares."""
+    rate: float = 1.0
+    """What the run's learning rate is multiplied by."""
     metric: str = "valid_loss"
     """What the best checkpoint has the least of (the most, where it is an accuracy)."""
 
@@ -264,6 +266,11 @@ class DialogueVariant(Variant):
     @abstractmethod
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T) log-probability of each response token, unsmoothed; 0 on padding."""
+
+    def told_log_likelihood(self, batch: Batch) -> Tensor:
+        """The same where the truth is told that an answer has to predict, for papers that measured
+        their perplexity so."""
+        return self.log_likelihood(batch)
 
     @abstractmethod
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:

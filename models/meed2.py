@@ -66,6 +66,8 @@ class Meed2Config(TransformerConfig):
     """Read the labels of utterances, and answer with one; else it is a plain Transformer."""
     joint: bool = False
     """Predict the label from the states that the decoder reads, and learn both together."""
+    predictor_rate: float = 1.0
+    """The learning rate of the predictor's stage, as a multiple of the dialogue's."""
     label_weight: float = 1.0
     """Of the label's cross-entropy, where both are learned together."""
     label_strength: float = 1.0
@@ -163,6 +165,7 @@ class Meed2(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {"label_weight": Between(low=0.1, high=10.0, scale="loguniform")},
+        "schedule": {"predictor_rate": Between(low=0.1, high=3.0, scale="loguniform")},
         "gating": {"label_strength": Between(low=0.25, high=4.0, scale="loguniform")},
         "thresholds": {"emotionality_threshold": Choice(values=(0.0, 0.25, 0.5, 0.75))},
     }
@@ -195,6 +198,7 @@ class Meed2(Transformer):
                 players={"predictor": ("predictor",)},
                 updates=(predict,),
                 share=0.3,
+                rate=self.config.predictor_rate,
                 metric="valid_label",
             ),
             replace(train, name="dialogue", players={"model": parts}, share=0.7),
@@ -228,9 +232,17 @@ class Meed2(Transformer):
 
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T), the predicted label being told."""
+        return self._log_likelihood(batch, true_label=False)
+
+    def told_log_likelihood(self, batch: Batch) -> Tensor:
+        """(B, T), the true label being told."""
+        return self._log_likelihood(batch, true_label=self.config.labels)
+
+    def _log_likelihood(self, batch: Batch, true_label: bool) -> Tensor:
         words = self.embedded(batch)
         source, real = self.read(words), words.real
-        hidden = self.decoded(self._told(words, self.predicted(batch, source)), source)
+        label = batch["response_label"] + 1 if true_label else self.predicted(batch, source)
+        hidden = self.decoded(self._told(words, label), source)
         values = hidden.new_zeros(real.shape)
         values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
         return values

@@ -33,6 +33,8 @@ class Profile:
     help: str
     drops_last_turns: bool = False
     """Leaves out the last listener turn of each conversation."""
+    tells_truth: bool = False
+    """Perplexity is that of a model which is told what it otherwise has to predict."""
 
 
 PROFILES = {
@@ -40,6 +42,10 @@ PROFILES = {
     "empdg": Profile(
         help="EmpDG's 2,713 test samples: no conversation's last listener turn",
         drops_last_turns=True,
+    ),
+    "meed2": Profile(
+        help="MEED2's perplexity, very likely: the true label is told",
+        tells_truth=True,
     ),
 }
 

@@ -30,14 +30,18 @@ class Evaluation:
     """What the metrics are: decoding and BLEU's signature."""
 
 
-def score(variant: Variant, columns: Columns) -> dict[str, Any]:
-    """By row: summed log-likelihood and length of the response, and what the variant predicts."""
+def score(variant: Variant, columns: Columns, told: bool = False) -> dict[str, Any]:
+    """By row: the response's summed log-likelihood, and what the variant predicts; `told` the truth
+    of it, or not."""
 
     def scored(batch: Batch) -> dict[str, Tensor]:
         if not isinstance(variant, DialogueVariant):
             return variant.predict(batch)
-        likelihood = variant.log_likelihood(batch).double().sum(dim=1)
-        return {"log_likelihood": likelihood, **variant.predict(batch)}
+        likelihood = variant.told_log_likelihood if told else variant.log_likelihood
+        return {
+            "log_likelihood": likelihood(batch).double().sum(dim=1),
+            **variant.predict(batch),
+        }
 
     return _by_row(variant, columns, scored)
 
@@ -94,15 +98,17 @@ def evaluate(
     decoding: Decoding = Decoding(),  # noqa: B008
     progress: Callable[[int], None] = lambda _: None,
     controls: Mapping[str, str] | None = None,
+    told: bool = False,
 ) -> Evaluation:
     """Perplexity, emotion accuracy, BLEU and distinct-n, with all answers.
 
-    `controls` are of the answers: perplexity and accuracy are taken without any.
+    `controls` are of the answers: perplexity and accuracy are taken without any. Perplexity alone
+    is that of a model which is `told` the truth.
     """
     responses, emotions = columns["response"], columns["emotion"]
     assert isinstance(responses, Ragged)
     assert not isinstance(emotions, Ragged)
-    scores = score(variant, columns)
+    scores = score(variant, columns, told)
     made = answer(variant, columns, decoding, progress, controls)
     answers = [vocabulary.decode(tokens) for tokens in made]
     texts = [" ".join(tokens) for tokens in answers]

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from attune.platform.errors import UsageError
@@ -15,6 +17,8 @@ from attune.platform.text.vocabulary import END, SPECIALS, Vocabulary
 
 TOKENIZER = "tokenizer.json"
 """Beside `vocabulary.txt`, in the form of Hugging Face's tokenizers."""
+BLANK = "\u0120"
+"""What byte-level tokenizers write for the blank in front of a word."""
 SIZE = 16_000
 """Subwords to learn where no size is asked for."""
 
@@ -91,6 +95,11 @@ class Subwords(Vocabulary):
         """Each subword by itself, without the special tokens."""
         words = (number - len(SPECIALS) for number in numbers if number >= len(SPECIALS))
         return [self.tokenizer.decode([number]).strip() for number in words]
+
+    def count_words(self, numbers: npt.NDArray[np.int32]) -> int:
+        """How many words some subwords make, `<eos>` being one: those that begin with a blank."""
+        begins = [token == END or token.startswith(BLANK) for token in self.tokens]
+        return int(np.array(begins)[numbers].sum())
 
     def save(self, path: Path) -> None:
         """One subword a line, and the tokenizer beside them."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from attune.platform.errors import DataError
@@ -97,6 +99,10 @@ class Vocabulary:
     def shown(self, numbers: Iterable[int]) -> list[str]:
         """Each token by itself, without the special ones."""
         return self.decode(numbers)
+
+    def count_words(self, numbers: npt.NDArray[np.int32]) -> int:
+        """How many words some tokens make, `<eos>` being one."""
+        return len(numbers)
 
     def save(self, path: Path) -> None:
         """One token a line."""

@@ -34,7 +34,7 @@ from attune.models.base import (
     Variant,
 )
 from attune.platform import logs, runs
-from attune.platform.batches import Columns, Loaded, Stream, followed
+from attune.platform.batches import Columns, Loaded, Ragged, Stream, followed
 from attune.platform.store import Run
 from attune.platform.training import checkpoints
 from attune.platform.training.checkpoints import Standing
@@ -112,6 +112,7 @@ class Training:
         self.deepspeed = kept_settings(run.folder)
         self.variant = model.variant.to(worker.device)
         self.stages = self.variant.stages()
+        self.tokens_per_word = _tokens_per_word(model, valid)
         self.streams = {
             name: Stream(
                 columns,
@@ -217,7 +218,7 @@ class Training:
     ) -> bool:  # fmt: skip
         """All updates of a stage once; whether an epoch of the paired stream ended with it."""
         progress = Progress(step=standing.step, share=standing.step / steps)
-        learning_rate = rate(self.training, standing.step, steps)
+        learning_rate = stage.rate * rate(self.training, standing.step, steps)
         logs = (standing.total + 1) % self.training.log_every == 0 or standing.step == 0
         terms: dict[str, Tensor] = {}
         total = torch.zeros(())
@@ -306,7 +307,9 @@ class Training:
 
     def _evaluated(self, stage: Stage, standing: Standing) -> tuple[Standing, dict[str, float]]:
         """Look at valid, and keep the model if it is the stage's best so far."""
-        found = evaluate(self.variant, stage, self.valid, self.worker)
+        found = evaluate(
+            self.variant, stage, self.valid, self.worker, tokens_per_word=self.tokens_per_word
+        )
         if self.worker.first:
             self._add(standing.total, found)
         value = found[stage.metric]
@@ -433,11 +436,18 @@ def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -> dict[str, float]:
+def evaluate(
+    variant: Variant,
+    stage: Stage,
+    columns: Columns,
+    worker: Worker,
+    tokens_per_word: float = 1.0,
+) -> dict[str, float]:
     """A stage's loss terms, perplexity and accuracies on valid, the work shared by all workers.
 
     Terms are those of the samples that the stage learns from, the rest is of all samples. There is
-    no perplexity before the first stage that teaches to speak: it would be chance's.
+    no perplexity before the first stage that teaches to speak: it would be chance's. It is of
+    words, so that models which cut them up can be compared with those that do not.
     """
     trained, speaks = variant.training, _speaks(variant, stage)
     variant.eval()
@@ -467,8 +477,16 @@ def evaluate(variant: Variant, stage: Stage, columns: Columns, worker: Worker) -
     found = sums.over_all(worker)
     if speaks:
         nll = found[likelihood] if known else -found.pop("log_likelihood")
-        found["valid_perplexity"] = math.exp(min(nll, 700.0))
+        found["valid_perplexity"] = math.exp(min(nll * tokens_per_word, 700.0))
     return found
+
+
+def _tokens_per_word(model: runs.Model, columns: Columns) -> float:
+    """Of the responses, `<eos>` being a word; 1 where there are none."""
+    responses = columns.get("response")
+    if not isinstance(responses, Ragged) or not len(responses.values):
+        return 1.0
+    return len(responses.values) / model.vocabulary.count_words(responses.values)
 
 
 def _speaks(variant: Variant, stage: Stage) -> bool:

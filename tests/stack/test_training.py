@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from attune.jobs.cli import app
 from attune.models.base import PAIRED, Stage, Update, Variant
+from attune.models.decoding import Decoding
 from attune.platform import cluster, runs, store
 from attune.platform.corpora.prepare import prepare, read_samples
 from attune.platform.errors import DataError
+from attune.platform.evaluation.evaluate import evaluate
 from attune.platform.training import checkpoints, engine, loop, start
 from attune.platform.training.engine import Engine, Player
 from attune.platform.training.loop import Training, Worker
@@ -399,6 +401,19 @@ def test_perplexity_is_of_all_samples_in_every_stage(begin):
     perplexities = [looked["valid_perplexity"] for looked in found]
     assert perplexities == pytest.approx([perplexities[0]] * 3, rel=1e-5)
     assert found[0]["valid_nll"] != found[2]["valid_nll"]
+
+
+def test_a_stage_has_its_own_rate_and_perplexity_is_of_words(begin, prepared):
+    run = begin("meed2", "pieces", max_steps=6, predictor_rate=0.25, learning_rate=1e-3)
+    assert go(run)
+    rates = [m["learning_rate"] for _, m in logged(run) if "learning_rate" in m]
+    assert rates == pytest.approx([2.5e-4] * 2 + [1e-3] * 4)
+    told = min(m["valid_perplexity"] for _, m in logged(run) if "valid_perplexity" in m)
+    model, samples = runs.load(run.model), read_samples(prepared, "valid").head(40)
+    found = evaluate(
+        model.variant, samples, model.columns(samples), model.vocabulary, Decoding(max_tokens=1)
+    )
+    assert told == pytest.approx(found.metrics["perplexity"], rel=1e-4)
 
 
 def test_without_answers_there_is_nothing_for_critics(tmp_path):

@@ -35,6 +35,9 @@ def test_subwords_give_back_the_words_of_any_text(known):
     ended = [*numbers[0], known.numbers[END], *numbers[3]]
     assert " ".join(known.decode(ended)) == words
     assert known.shown(known.encode(pl.Series(["i lost"])).to_list()[0]) == ["i", "lost"]
+    assert len(numbers[0]) > 5
+    assert known.count_words(np.array([*numbers[0], known.numbers[END]])) == 6
+    assert known.count_words(np.array(numbers[3])) == 3
 
 
 def test_subwords_are_saved_and_read(known, tmp_path):
@@ -98,6 +101,18 @@ def test_the_decoder_is_told_the_true_label_in_training_and_the_predicted_one_la
 
 
 @torch.no_grad()
+def test_perplexity_may_be_that_of_the_true_label(build, batch):
+    variant = build("meed2").variant.eval()
+    assert not torch.equal(variant.told_log_likelihood(batch), variant.log_likelihood(batch))
+    predicted = variant.predict(batch)["response_label"].argmax(dim=-1)
+    right = {**batch.tensors, "response_label": predicted}
+    as_if = type(batch)(tensors=right, samples=batch.samples, tokens=batch.tokens)
+    assert torch.equal(variant.told_log_likelihood(as_if), variant.log_likelihood(batch))
+    plain = build("meed2-no-emotion").variant.eval()
+    assert torch.equal(plain.told_log_likelihood(batch), plain.log_likelihood(batch))
+
+
+@torch.no_grad()
 def test_a_label_that_is_asked_for_reaches_every_word(build, batch):
     variant = build("meed2").variant.eval()
     start_token = torch.full((len(batch),), variant.facts.specials["<sos>"])
@@ -135,6 +150,12 @@ def test_the_predictor_is_measured(build, test_samples, test_columns, vocabulary
     right = (predicted == few["response_label"]).mean()
     assert found["response_label_accuracy"] == pytest.approx(right)
     assert found["response_label_weighted_recall"] == pytest.approx(right)  # as it always is
+    told = evaluate(
+        variant, test_samples.head(40), few, vocabulary, Decoding(max_tokens=2), told=True
+    ).metrics
+    assert {name for name in found if found[name] != told[name]} == {
+        "perplexity", "perplexity_sample_mean",
+    }  # fmt: skip
 
 
 def test_predictor_and_dialogue_learn_apart_or_together(build):
@@ -144,6 +165,8 @@ def test_predictor_and_dialogue_learn_apart_or_together(build):
     assert "predictor" not in apart[1].players["model"]
     assert [stage.updates[0].weights for stage in together] == [{"nll": 1.0, "label": 1.0}]
     assert len(build("meed2-no-emotion").variant.stages()) == 1
+    slower = build("meed2", predictor_rate=0.5).variant.stages()
+    assert [stage.rate for stage in slower] == [0.5, 1.0]
 
 
 def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
