@@ -5,10 +5,6 @@ the distribution at each of its places. Greedily every answer takes all the step
 are lists in Python, decoded together. Both sides must give the same answers.
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
+from attune.jobs.bench.command import attune
 from attune.jobs.bench.preparation import timed
 from attune.jobs.tables import table
 from attune.models.decoding import NEVER, Decoding
@@ -79,18 +76,12 @@ def show(screen: Console, found: dict[str, Any]) -> None:
 
 
 def _trained(data: Path, home: Path) -> Path:
-    command = [
-        *(sys.executable, "-m", "attune.jobs.cli", "train", "multi-trs", "--preset", "paper"),
-        *("--data", str(data), "--max-steps", str(TRAINED_STEPS), "--json"),
-        *("--set", "evaluate_every=1000000", "--set", "warmup_steps=100"),
-    ]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True,
-        env={**os.environ, "ATTUNE_HOME": str(home)},
+    told = attune(
+        home, "train", "multi-trs", "--preset", "paper",
+        "--data", str(data), "--max-steps", str(TRAINED_STEPS),
+        "--set", "evaluate_every=1000000", "--set", "warmup_steps=100",
     )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return Path(json.loads(done.stdout.splitlines()[-1])["checkpoint"])
+    return Path(told["checkpoint"])
 
 
 def _compared(

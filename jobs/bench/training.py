@@ -12,7 +12,6 @@ with each other, they take turns within one process, some steps at a time.
 
 import dataclasses
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
+from attune.jobs.bench.command import attune
 from attune.jobs.tables import table
 from attune.models.base import PAIRED, Batch, Progress
 from attune.models.multitask import MultiTransformer, emotion_loss
@@ -128,18 +128,13 @@ def show(screen: Console, found: dict[str, Any]) -> None:
 
 def _through_the_command(data: Path, home: Path, steps: int) -> dict[str, float]:
     """What a user would type; the rate is that of the steps between two logged times."""
-    command = [
-        *(sys.executable, "-m", "attune.jobs.cli", "train", VARIANT, "--preset", PRESET),
-        *("--data", str(data), "--max-steps", str(steps), "--name", "bench", "--json"),
-        *("--set", "evaluate_every=1000000", "--set", "track_checkpoint=false"),
+    told = attune(
+        home, "train", VARIANT, "--preset", PRESET,
+        "--data", str(data), "--max-steps", str(steps), "--name", "bench",
+        "--set", "evaluate_every=1000000", "--set", "track_checkpoint=false",
         *(part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")),
-    ]
-    environment = {**os.environ, "ATTUNE_HOME": str(home)}
-    environment.pop("MLFLOW_TRACKING_URI", None)
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    run = Path(json.loads(done.stdout.splitlines()[-1])["checkpoint"]).parent
+    )  # fmt: skip
+    run = Path(told["checkpoint"]).parent
     logged = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line["metrics"]]
     first = next(line for line in logged if line["step"] >= WARM_UP)
     last = logged[-1]

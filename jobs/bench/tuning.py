@@ -3,15 +3,13 @@ many steps ASHA saves on the same trials, beside what that costs of the best one
 
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from attune.jobs.bench.command import attune
 from attune.platform.training.metrics_file import read_metrics
 
 VARIANT, PRESET, STEPS, TRIALS = "multi-trs", "small", 300, 4
@@ -39,9 +37,9 @@ def _cost(home: Path, asked: tuple[str, ...]) -> dict[str, Any]:
     seeds = [0.1 + number / 1e6 for number in range(TRIALS)]  # the same but in name
     space.write_text(json.dumps({"space": {"dropout": seeds}, "search": "grid"}), encoding="utf-8")
     asked = (*asked, "--set", "evaluate_every=100", "--max-steps", str(STEPS))
-    _attune(home, "train", *asked, "--name", "bare")
+    attune(home, "train", *asked, "--name", "bare")
     tune = ("--sweep", str(space), "--scheduler", "none", "--concurrent", "1", "--name", "bench")
-    _attune(home, "tune", *asked, *tune)
+    attune(home, "tune", *asked, *tune)
     times = [_times(home / "runs" / f"bench-{number:03d}") for number in range(TRIALS)]
     bare = _times(home / "runs" / "bare")
     between = [after[0] - before[-1] for before, after in itertools.pairwise(times)]
@@ -61,13 +59,11 @@ def _saving(home: Path, asked: tuple[str, ...]) -> dict[str, Any]:
     search = ("--space", "optimizer", "--search", "random", "--samples", str(SAMPLES))
     found: dict[str, Any] = {}
     for scheduler in ("none", "asha"):
-        told = _attune(
-            home, "tune", *asked, *search, "--scheduler", scheduler, "--name", scheduler, "--json"
-        )
+        told = attune(home, "tune", *asked, *search, "--scheduler", scheduler, "--name", scheduler)
         runs = (home / "runs").glob(f"{scheduler}-*/metrics.jsonl")
         found[scheduler] = {
             "steps": sum(max(line["step"] for line in read_metrics(run)) for run in runs),
-            "best": json.loads(told)["best"]["metrics"]["valid_perplexity"],
+            "best": told["best"]["metrics"]["valid_perplexity"],
         }
     return {"stopping": found}
 
@@ -86,17 +82,6 @@ def show(screen: Console, found: dict[str, Any]) -> None:
         f"where none is stopped, {asha['steps']:,} and {asha['best']:.2f} with ASHA: "
         f"{none['steps'] / asha['steps']:.1f} times fewer steps"
     )
-
-
-def _attune(home: Path, *arguments: str) -> str:
-    """What the command prints."""
-    environment = {**os.environ, "ATTUNE_HOME": str(home)}
-    environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [sys.executable, "-m", "attune.jobs.cli", *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return done.stdout
 
 
 def _times(run: Path) -> list[float]:

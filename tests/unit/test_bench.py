@@ -61,9 +61,9 @@ def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
         else:
             for number in range(tuning.SAMPLES):
                 logged(f"{name}-{number:03d}", 0, 4 if name == "asha" and number % 2 else 12, 1)
-        return json.dumps({"best": {"metrics": {"valid_perplexity": 40.0}}})
+        return {"best": {"metrics": {"valid_perplexity": 40.0}}}
 
-    monkeypatch.setattr(tuning, "_attune", attune)
+    monkeypatch.setattr(tuning, "attune", attune)
     found = tuning.measure(tmp_path, tmp_path)
     assert found["seconds_between_trials"] == [5.0] * (tuning.TRIALS - 1)
     assert (found["bare_seconds"], found["trial_seconds"]) == (10.0, 20.0)

@@ -1,0 +1,109 @@
+"""Curation: lines of subtitles a second, with one worker and with two, one after the other."""
+
+import json
+import random
+import statistics
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import polars as pl
+from rich.console import Console
+
+from attune.jobs.bench.command import attune
+from attune.platform.corpora.conversations import LISTENER, SPEAKER
+from attune.platform.corpora.prepare import read_samples
+from attune.platform.text.tokenizing import sentences
+
+FILES, LINES = 512, 600
+"""Made-up films, and the lines of each."""
+TURNS = 3
+WORKERS = (1, 2)
+CORPUS = 441_000_000
+"""Lines of OpenSubtitles 2018."""
+
+
+def measure(data: Path, folder: Path) -> dict[str, Any]:
+    """The command's own speed on subtitles that say what the corpus says, in any order."""
+    home = folder / "curation"
+    home.mkdir()
+    dialogues = read_samples(data, "train").group_by("conversation_id", maintain_order=True).last()
+    turns = home / "turns.json"
+    attune(home, "data", "turns", "--source", str(_known(dialogues, home)), "--out", str(turns))
+    lines = [line for text in dialogues["context"].explode() for line in sentences(text)]
+    films = _films(lines, home / "films")
+    found: dict[str, list[dict[str, Any]]] = {str(workers): [] for workers in WORKERS}
+    for turn in range(TURNS):
+        for workers in WORKERS:
+            out = home / f"{turn}-{workers}"
+            told = attune(
+                home, "data", "curate", "--source", str(films), "--turns", str(turns),
+                "--workers", str(workers), "--out", str(out),
+            )  # fmt: skip
+            found[str(workers)].append(told)
+    hashes = {each["hash"] for runs in found.values() for each in runs}
+    assert len(hashes) == 1, "the same bytes"
+    return {workers: [each["speed"] for each in runs] for workers, runs in found.items()}
+
+
+def _known(dialogues: pl.DataFrame, folder: Path) -> Path:
+    """Whole conversations whose speakers are known, for the classifier of turns."""
+    path = folder / "known.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for name, texts, response in dialogues.select(
+            "conversation_id", "context", "response"
+        ).iter_rows():
+            said = [
+                {"role": role, "speaker": role, "text": text}
+                for role, text in zip(cycle((SPEAKER, LISTENER)), [*texts, response], strict=False)
+            ]
+            file.write(json.dumps({"id": name, "utterances": said}) + "\n")
+    return path
+
+
+def _films(lines: Sequence[str], folder: Path) -> Path:
+    """Files in OPUS's form: lines drawn by a seed, two seconds each, sometimes a silence."""
+    draw = random.Random(0)
+    for number in range(FILES):
+        film = folder / str(number)
+        film.mkdir(parents=True)
+        clock, rows = 0.0, []
+        for place in range(LINES):
+            start = clock + (10.0 if draw.random() < 0.1 else 0.2)
+            clock = start + 2.0
+            rows.append(
+                f'<s id="{place}"><time id="T{place}S" value="{_shown(start)}" />'
+                f'{escape(draw.choice(lines))}<time id="T{place}E" value="{_shown(clock)}" /></s>'
+            )
+        text = f'<?xml version="1.0" encoding="utf-8"?>\n<document>{"".join(rows)}</document>'
+        (film / "1.xml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def _shown(seconds: float) -> str:
+    whole, hundredths = divmod(round(seconds * 100), 100)
+    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d},{hundredths:02d}0"
+
+
+def show(screen: Console, found: dict[str, Any]) -> None:
+    """As people read it."""
+    speeds = {
+        workers: statistics.median(each["lines_per_second"] for each in turns)
+        for workers, turns in found.items()
+    }
+    ratios = [
+        two["lines_per_second"] / one["lines_per_second"]
+        for one, two in zip(*found.values(), strict=True)
+    ]
+    core = statistics.median(
+        each["lines_per_second_per_core"] for turns in found.values() for each in turns
+    )
+    screen.print(
+        f"\ncurating {FILES * LINES:,} lines: "
+        + ", ".join(f"{speed:,.0f} a second with {n} workers" for n, speed in speeds.items())
+        + f"; two are {', '.join(f'{ratio:.2f}' for ratio in ratios)} times as fast as one; a core "
+        f"does {core:,.0f} a second of its own time, the {CORPUS / 1e6:.0f} million of "
+        f"OpenSubtitles in {CORPUS / core / 3600:.1f} hours"
+    )
