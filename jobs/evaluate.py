@@ -394,6 +394,7 @@ def _evaluated(
     samples = samples_of(profile, read_samples(folder, split))
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
+    runs.check_labels(variant.needs_with(variant.config), samples, f"{folder}, {split}")
     with progress("answers") as bar:
         task = bar.add_task(f"{run.name} on {split}", total=samples.height)
         return evaluate(

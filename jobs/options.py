@@ -100,12 +100,11 @@ def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
 
 def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
     """What follows `--control`, which each of the runs must know."""
-    from attune.platform.serving import check_controls
-    from attune.platform.settings import find_variant
+    from attune.platform.serving import check_controls, controls_of
 
     found = changes(texts, "--control")
     for run in runs:
-        check_controls(find_variant(run.variant)[0], found)
+        check_controls(run.variant, controls_of(run), found)
     return found
 
 

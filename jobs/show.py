@@ -432,13 +432,13 @@ def _keep(figure: "Figure", out: Path, shown: "Iterable[tuple[Run, Mapping[str, 
 
 
 def some_samples(
-    run: "Run", split: str, count: int, seed: int, wanted: "pl.Expr | bool" = True
+    run: "Run", split: str, count: int | None, seed: int, wanted: "pl.Expr | bool" = True
 ) -> "pl.DataFrame":
-    """Some samples of what a run learned from, drawn by a seed."""
+    """Some samples of what a run learned from, drawn by a seed; or all."""
     samples = _samples(run, split).filter(wanted)
     if samples.is_empty():
         raise UsageError(f"the split '{split}' has no such samples: choose another")
-    return samples.sample(min(count, samples.height), seed=seed)
+    return samples.sample(min(count or samples.height, samples.height), seed=seed)
 
 
 def _samples(run: "Run", split: str) -> "pl.DataFrame":

@@ -112,8 +112,15 @@ def control(
         ),
     ] = None,
     split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
-    count: Annotated[int, typer.Option(min=1, help="How many contexts, drawn by the seed.")] = 500,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many contexts, drawn by the seed.", show_default="all of the split"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Which contexts.")] = 0,
+    decode: options.Decode = None,
+    settings: options.DecodingChanges = None,
     as_json: Json = False,
 ) -> None:
     """Ask a run for intents, and count how often its answers are classified as what was asked for.
@@ -126,7 +133,6 @@ def control(
     - `attune show control meed2@latest`
     - `attune show control meed2@latest --labels consoling,questioning,joyful --count 100`
     """
-    from attune.models.decoding import Decoding
     from attune.platform import runs
     from attune.platform.corpora.labels import INTENTS, LABELS
     from attune.platform.evaluation.control import controllability
@@ -135,12 +141,13 @@ def control(
     for label in asked:
         if label not in LABELS:
             raise UsageError(unknown("label", label, LABELS))
+    decoding = options.decoding(decode, options.changes(settings))
     run = options.trained_run(name)
     samples = some_samples(run, split, count, seed)
     with progress("answers") as bar:
         task = bar.add_task(run.name, total=(1 + len(asked)) * samples.height)
         found = controllability(
-            runs.load(run.model), samples, asked, Decoding(), lambda done: bar.advance(task, done)
+            runs.load(run.model), samples, asked, decoding, lambda done: bar.advance(task, done)
         )
     made = table("", "label", "asked for", "not asked for", numbers=("asked for", "not asked for"))
     for each in found:

@@ -263,6 +263,11 @@ class DialogueVariant(Variant):
     controls: ClassVar[Mapping[str, Sequence[str]]] = {}
     """What a user may set for an answer (an intent, say), and to what."""
 
+    @classmethod
+    def controls_with(cls, config: Any) -> Mapping[str, Sequence[str]]:  # noqa: ARG003
+        """Those that a configuration leaves."""
+        return cls.controls
+
     @abstractmethod
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T) log-probability of each response token, unsmoothed; 0 on padding."""

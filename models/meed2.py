@@ -13,7 +13,7 @@ perplexity the predicted label is told, not the true one. Responses are all the 
 decoder is not told who speaks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -152,7 +152,7 @@ class Meed2(Transformer):
             "vocabulary_size": 8_000, "learning_rate": 1e-3, "schedule": "linear",
             "warmup_steps": 100, "max_epochs": 6,
         },
-        # The appendix with the rest is not at hand: what the public code has elsewhere.
+        # Of what its appendix does not say: what the public code of others has.
         "paper": {
             "batch_size": 512, "learning_rate": 5e-5, "max_context": 100, "weight_decay": 0.0,
             "evaluate_every": 0, "patience": 3,
@@ -184,6 +184,11 @@ class Meed2(Transformer):
     def needs_with(cls, config: Meed2Config) -> Needs:
         """Without labels it needs none."""
         return cls.needs if config.labels else replace(cls.needs, columns=COLUMNS)
+
+    @classmethod
+    def controls_with(cls, config: Meed2Config) -> Mapping[str, Sequence[str]]:
+        """Without labels none can be asked for."""
+        return cls.controls if config.labels else {}
 
     def stages(self) -> list[Stage]:
         """The predictor alone, then encoder and decoder while it rests; or all together."""

@@ -95,6 +95,22 @@ def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl
     return read_samples(folder, split)
 
 
+def check_labels(needs: Needs, samples: pl.DataFrame, place: str) -> None:
+    """Who reads the labels of utterances must find some: none at all would be read as one."""
+    if CONTEXT_LABELS not in needs.columns:
+        return
+    for what, found in {
+        "utterance of a context": samples["context_labels"].explode(),
+        "response": samples["response_label"],
+    }.items():
+        if not found.is_in(LABELS).any():
+            raise DataError(
+                f"{place}: no {what} has one of the 41 labels that this system reads: give them "
+                f"some with 'attune annotate emotions RUN --data DIR', RUN being an "
+                f"intent-classifier"
+            )
+
+
 def labels_of(needs: Needs) -> tuple[str, ...]:
     """What the numbers of `emotion` stand for."""
     return LABELS if needs.labels == "utterances" else EMOTIONS

@@ -10,13 +10,15 @@ from typing import Any
 import polars as pl
 import torch
 
-from attune.models.base import Batch, DialogueVariant, Explanation, Variant
+from attune.models.base import Batch, DialogueVariant, Explanation
 from attune.models.decoding import Decoding, decode, stream
 from attune.platform import classifying, runs
 from attune.platform.batches import PADDING, Columns, Stream
 from attune.platform.corpora.conversations import LISTENER, SPEAKER
 from attune.platform.corpora.samples import SAMPLES
 from attune.platform.errors import UsageError, unknown
+from attune.platform.settings import find_variant, with_changes
+from attune.platform.store import Run
 from attune.platform.text.detokenizing import readable
 from attune.platform.text.tokenizing import tokenize
 from attune.platform.text.vocabulary import END
@@ -54,7 +56,7 @@ class Responder:
         """An answer to each conversation; many at once are answered as one batch."""
         started = time.perf_counter()
         batch = self._batch(conversations)
-        check_controls(type(self.variant), controls or {})
+        self._check(controls)
         made = decode(self.variant, batch, decoding, controls)
         explanations = self._explained(batch, made)
         seconds = (time.perf_counter() - started) / max(len(conversations), 1)
@@ -91,7 +93,7 @@ class Responder:
         controls: Mapping[str, str] | None = None,
     ) -> Iterator[str]:
         """The answer so far, after each token."""
-        check_controls(type(self.variant), controls or {})
+        self._check(controls)
         tokens: list[int] = []
         for token in stream(self.variant, self._batch([conversation]), decoding, controls):
             tokens.append(token)
@@ -108,7 +110,7 @@ class Responder:
         Seconds count the model's own time, not what passes before the next token is asked for.
         """
         started = time.perf_counter()
-        check_controls(type(self.variant), controls or {})
+        self._check(controls)
         batch = self._batch([conversation])
         [explanation] = self._explained(batch, [[]])
         coming = stream(self.variant, batch, decoding, controls)
@@ -182,6 +184,10 @@ class Responder:
             samples = classifying.with_context_labels(self.labeller, samples)
         return _in_order(self.model.columns(samples))
 
+    def _check(self, controls: Mapping[str, str] | None) -> None:
+        known = self.variant.controls_with(self.variant.config)
+        check_controls(self.model.name, known, controls or {})
+
     def _text(self, tokens: Sequence[int]) -> str:
         return readable(self.model.vocabulary.decode(tokens))
 
@@ -194,12 +200,21 @@ def _in_order(columns: Columns) -> Batch:
     return Batch(tensors=rows, samples=batch.samples, tokens=batch.tokens)
 
 
-def check_controls(variant: type[Variant], controls: Mapping[str, str]) -> None:
-    """Only what the variant lets a user set, to what it may be set to."""
-    known = variant.controls if issubclass(variant, DialogueVariant) else {}
+def controls_of(run: Run) -> Mapping[str, Sequence[str]]:
+    """What a user may set for a run's answers, and to what."""
+    variant = find_variant(run.variant)[0]
+    if not issubclass(variant, DialogueVariant):
+        return {}
+    return variant.controls_with(with_changes(variant.Config(), run.config))
+
+
+def check_controls(
+    name_of: str, known: Mapping[str, Sequence[str]], controls: Mapping[str, str]
+) -> None:
+    """Only what a model lets a user set, to what it may be set to."""
     for name, value in controls.items():
         if not known:
-            raise UsageError(f"control '{name}': {variant.system} has no controls")
+            raise UsageError(f"control '{name}': {name_of} has no controls")
         if name not in known:
             raise UsageError(unknown("control", name, known))
         if value not in known[name]:

@@ -16,8 +16,8 @@ from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
 from attune.platform.docstrings import field_help
 from attune.platform.errors import DataError, UsageError
-from attune.platform.serving import Answer
-from attune.platform.settings import find_variant, with_changes
+from attune.platform.serving import Answer, controls_of
+from attune.platform.settings import with_changes
 from attune.platform.store import Run
 from attune.ui import conversation as talk
 from attune.ui import examples, markup
@@ -341,7 +341,7 @@ class Talk:
     def _controls_of(self, name: str | None) -> list[Sequence[str] | None]:
         """What each control may be set to; None where the run's variant does not have it."""
         run = None if name is None else self.offer.runs().get(name)
-        own = {} if run is None else getattr(find_variant(run.variant)[0], "controls", {})
+        own = {} if run is None else controls_of(run)
         return [own.get(control) for control in self.controls]
 
     @told

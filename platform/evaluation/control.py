@@ -43,7 +43,9 @@ def controllability(
 ) -> list[Controlled]:
     """Of each label, by the classifier that labels utterances for the model."""
     variant = model.variant
-    if not isinstance(variant, DialogueVariant) or LABEL not in variant.controls:
+    if not isinstance(variant, DialogueVariant) or LABEL not in variant.controls_with(
+        variant.config
+    ):
         raise UsageError(f"'{model.name}' cannot be asked for a label: name a run of meed2")
     if model.labeller is None:
         raise UsageError(

@@ -156,13 +156,10 @@ def _label_scores(log_probabilities: metrics.Floats | None, truth: Any) -> dict[
     if log_probabilities is None:
         return {}
     labelled = truth >= 0
-    if not labelled.any():
-        return {"response_label_accuracy": None}
     found, true = log_probabilities[labelled], truth[labelled]
-    weighted = metrics.weighted_scores(found, true)
     return {
         "response_label_accuracy": metrics.accuracy_at(found, true)[1],
-        **{f"response_label_{name}": value for name, value in weighted.items()},
+        **{f"response_label_{n}": v for n, v in metrics.weighted_scores(found, true).items()},
     }
 
 

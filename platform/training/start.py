@@ -24,7 +24,7 @@ from attune.platform import annotating, harvesting, labelling, logs, runs, selec
 from attune.platform.batches import Columns, followed, unpaired
 from attune.platform.commit import commit
 from attune.platform.corpora import bundled
-from attune.platform.corpora.labels import EMOTIONS, LABELS
+from attune.platform.corpora.labels import EMOTIONS
 from attune.platform.corpora.prepare import (
     LEXICON,
     TOKENS,
@@ -182,24 +182,14 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
         locate(getattr(config, needs.encoder))
     if issubclass(variant, Annotator) or needs.labels == "utterances":
         runs.read_split(variant, folder, "train")
-    missing = {harvesting.FILE_OF[n] for n in needs.streams if n in harvesting.FILE_OF}
-    missing -= set(read_manifest(folder)["splits"])
-    if missing and not config.harvest:
-        raise UsageError(
-            f"'{name}' learns from unpaired text too, and {folder} has no '{min(missing)}': make "
-            f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
-            f"with --set harvest=DIR"
-        )
+    unpaired = {harvesting.FILE_OF[n] for n in needs.streams if n in harvesting.FILE_OF}
+    if unpaired and not config.harvest:
+        _check_own_texts(unpaired, name, config, folder)
     if threshold := getattr(config, "emotionality_threshold", 0.0):
         selecting.emotional(read_samples(folder, "train"), folder, threshold)
     if runs.CONTEXT_LABELS in needs.columns:
         for split in ("train", "valid"):
-            if not read_samples(folder, split)["response_label"].is_in(LABELS).any():
-                raise DataError(
-                    f"{folder}: no response in {split} has one of the 41 labels that '{name}' "
-                    f"learns from: give them some with 'attune annotate emotions RUN --data "
-                    f"{folder}', RUN being an intent-classifier"
-                )
+            runs.check_labels(needs, read_samples(folder, split), f"{folder}, {split}")
     if runs.CAUSES not in needs.columns:
         return
     for split in ("train", "valid"):
@@ -212,6 +202,21 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
                 f"learns from: mark them with 'attune annotate cause RUN --data {folder}', RUN "
                 f"being an annotator"
             )
+
+
+def _check_own_texts(streams: set[str], name: str, config: Any, folder: Path) -> None:
+    """Without a harvest the data must have unpaired texts, which nothing can be chosen from."""
+    if config.harvest_threshold != type(config).harvest_threshold:
+        raise UsageError(
+            f"harvest_threshold={config.harvest_threshold}: only a harvest's texts have "
+            f"probabilities: name one with --set harvest=DIR"
+        )
+    if missing := streams - set(read_manifest(folder)["splits"]):
+        raise UsageError(
+            f"'{name}' learns from unpaired text too, and {folder} has no '{min(missing)}': make "
+            f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
+            f"with --set harvest=DIR"
+        )
 
 
 def _harvest(needs: Needs, config: Any) -> dict[str, Any]:
@@ -241,15 +246,17 @@ def _lexicon(training: TrainingConfig, needs: Needs, folder: Path) -> tuple[Lexi
 
 def _labeller(training: TrainingConfig, manifest: Mapping[str, Any]) -> tuple[Path | None, str]:
     """The folder of the model that labels what a run is told, and what to say where none does."""
-    name = training.labeller or manifest.get(labelling.NAME, {}).get("run")
-    known = [run for run in store.all_runs() if run.name == name and run.model.is_dir()]
-    if known:
-        variant = find_variant(known[0].variant)[0]
-        if variant.needs.labels != "utterances":
-            raise UsageError(f"labeller={name}: name a run of intent-classifier")
-        return known[0].model, ""
     if training.labeller is not None:
-        store.find(training.labeller)  # says what there is
+        run = store.find(training.labeller)
+        if find_variant(run.variant)[0].needs.labels != "utterances":
+            raise UsageError(f"labeller={training.labeller}: name a run of intent-classifier")
+        if not run.model.is_dir():
+            raise UsageError(f"labeller={training.labeller}: '{run.name}' has no model yet")
+        return run.model, ""
+    name = manifest.get(labelling.NAME, {}).get("run")
+    for run in store.all_runs():
+        if run.name == name and run.model.is_dir():
+            return run.model, ""
     return None, (
         "when it answers, what it is told has no labels: name a run of intent-classifier with "
         "--set labeller=RUN"

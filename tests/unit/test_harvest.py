@@ -323,6 +323,8 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
     prepare(str(tmp_path / "reddit.jsonl"), tmp_path / "plain")
     with pytest.raises(UsageError, match=r"no 'unpaired_contexts': make some with 'attune data h"):
         begin(tmp_path / "plain")
+    with pytest.raises(UsageError, match=r"=0\.5: only a harvest's texts have probabilities"):
+        begin(prepared, harvest_threshold=0.5)
     with pytest.raises(UsageError, match="there is no harvest"):
         begin(prepared, harvest="nowhere")
     with pytest.raises(UsageError, match="this is prepared data, and no harvest"):

@@ -179,7 +179,8 @@ def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
         runs.save(model, run.model)
     with pytest.raises(UsageError, match="name a run of intent-classifier"):
         start.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "other"})
-    told = start.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "teller"})
+    named = {"labeller": "intent-classifier@latest"}
+    told = start.new_run("meed2", data=str(prepared), preset="tiny", changes=named)
     alone = start.new_run("meed2", data=str(prepared), preset="tiny", name="alone")
     assert "labeller=RUN" in alone.notice
     assert not told.notice

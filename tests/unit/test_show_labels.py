@@ -16,22 +16,26 @@ def home(tmp_path, monkeypatch, build, prepared):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
     given = {"name": "b", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
     runs.save(build("intent-classifier"), tmp_path / "labeller")
-    for name, variant in (("labelled", "meed2"), ("alone", "meed2"), ("plain", "dummy")):
+    named = {"labelled": "meed2", "alone": "meed2", "raw": "meed2-no-emotion", "plain": "dummy"}
+    for name, variant in named.items():
         run = write_run(tmp_path / "home", name, variant, data=given)
         runs.save(build(variant), run.model)
     runs.keep_labeller(tmp_path / "labeller", store.find("labelled").model)
 
 
 @pytest.mark.usefixtures("home")
-def test_runs_answer_corpora_they_have_not_seen(call, data):
-    command = ("show", "transfer", "plain", "alone", "--data", data, "--set", "max_tokens=3")
-    found = spoken(call(*command, "--json"))["rows"]
-    assert [(row["run"], row["data"]) for row in found] == [
-        ("plain", str(data)), ("alone", str(data)),
+def test_runs_answer_corpora_they_have_not_seen(call, data, prepared):
+    few = ("--set", "max_tokens=3")
+    found = spoken(call("show", "transfer", "plain", "alone", "--data", prepared, *few, "--json"))
+    rows = found["rows"]
+    assert [(row["run"], row["data"]) for row in rows] == [
+        ("plain", str(prepared)), ("alone", str(prepared)),
     ]  # fmt: skip
-    evaluated = spoken(call("evaluate", "plain", "--data", data, "--set", "max_tokens=3", "--json"))
+    evaluated = spoken(call("evaluate", "plain", "--data", prepared, *few, "--json"))
     for name in ("perplexity", "distinct_1", "distinct_2"):
-        assert found[0][name] == evaluated["metrics"][name]
+        assert rows[0][name] == evaluated["metrics"][name]
+    unlabelled = call("show", "transfer", "plain", "alone", "--data", data, *few)
+    assert "no utterance of a context has one of the 41 labels" in unlabelled.stderr
 
 
 @pytest.mark.usefixtures("home")
@@ -77,6 +81,9 @@ def test_control_through_the_command(call):
     assert [each["label"] for each in found["labels"]] == ["consoling", "joyful"]
     assert found["contexts"] == 2
     assert "--set labeller=RUN" in refused(call("show", "control", "alone", "--count", "2"))
-    assert "cannot be asked" in refused(call("show", "control", "plain", "--count", "2"))
+    for name in ("plain", "raw"):
+        assert "cannot be asked" in refused(call("show", "control", name, "--count", "2"))
+    asked = call("respond", "raw", "--context", "Oh no.", "--control", "label=consoling")
+    assert "meed2-no-emotion has no controls" in refused(asked)
     wrong = call("show", "control", "labelled", "--labels", "consolin")
     assert "did you mean 'consoling'" in refused(wrong)

@@ -83,7 +83,7 @@ def test_controls_are_checked_and_used(call):
     ):
         assert message in refused(call(*ask, "--control", given))
     wrong = call("respond", "with", "second", "--context", "Hi.", "--control", "seed=1")
-    assert "Multi-TRS has no controls" in refused(wrong)
+    assert "multi-trs has no controls" in refused(wrong)
     kept = {
         spoken(call("evaluate", "with", *FEW, *more, "--json"))["answers"]
         for more in ((), ("--control", "stochasticity=on"))
