@@ -361,7 +361,9 @@ class DualEmp(Transformer):
         even = _evenly(heard, batch)
         again, losses = self._told(back, self._read(back, said), heard, state, even)
         advantage = self._advantage(-losses)
-        policy, _ = self._told(there, read, said, state, _evenly(said, batch) * advantage)
+        chosen = _as_drawn(said, sampled, longest, self.facts.specials["<pad>"])
+        counts = _evenly(chosen, batch) * advantage
+        policy, _ = self._told(there, read, chosen, state, counts, smoothed=False)
         return {
             f"told_again_{stream}": again,
             f"policy_{stream}": policy,
@@ -528,15 +530,16 @@ class DualEmp(Transformer):
         return emotions.log_softmax(dim=-1)
 
     def _told(
-        self, direction: Direction, read: Read, text: Heard, consensus: Consensus, counts: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, direction: Direction, read: Read, text: Heard, consensus: Consensus, counts: Tensor,
+        smoothed: bool = True,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The loss of saying a text, where each token of a sample counts as `counts` (B,) says; and
         (R,) the mean of a token, to look at."""
         rows, shares = consensus.rows, consensus.shares
         hidden = self._decoded(direction, read, text, consensus)
         real = text.real[rows]
         weights = (counts[rows] * shares.detach())[:, None].expand(real.shape)[real]
-        smoothing = self.config.label_smoothing if self.training else 0.0
+        smoothing = self.config.label_smoothing if smoothed and self.training else 0.0
         total, each = direction.output.losses(
             hidden[real], text.said[rows][real], smoothing, weights
         )
@@ -603,6 +606,15 @@ class DualEmp(Transformer):
 
 def _streams(config: DualEmpConfig) -> tuple[str, ...]:
     return (PAIRED, CONTEXTS, RESPONSES) if config.unpaired else (PAIRED,)
+
+
+def _as_drawn(said: Heard, sampled: Tensor, longest: int, padding: int) -> Heard:
+    """Without the `<eos>` of texts that were cut off: nobody chose it, so that no reward is its."""
+    if sampled.shape[1] < longest:
+        return said
+    real = said.real.clone()
+    real[:, longest] &= sampled[:, -1] == padding
+    return replace(said, real=real)
 
 
 def _evenly(text: Heard, batch: Batch) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from attune.models.base import CONTEXTS, PAIRED, RESPONSES, Progress
+from attune.models.dual_emp import LISTENER, _as_drawn
 from attune.models.layers import OutputLayer, WordEmbedding
 from attune.platform.errors import UsageError
 from attune.platform.training import settings
@@ -181,6 +182,16 @@ def test_a_text_is_told_again_from_what_was_said(build, batch, stream, monkeypat
 
     assert torch.equal(told_again(words), told_again(words))
     assert not torch.allclose(told_again(words), told_again(words + 1), atol=1e-6)
+
+
+def test_nobody_is_rewarded_for_an_end_that_was_not_drawn(build):
+    variant = build("dual-emp").variant
+    padding, word = variant.facts.specials["<pad>"], len(variant.facts.specials)
+    sampled = torch.tensor([[word, word, word], [word, word, padding]])
+    [said] = variant._heard(variant._text(sampled, LISTENER))
+    assert said.real.sum(dim=1).tolist() == [4, 3]
+    assert _as_drawn(said, sampled, 3, padding).real.sum(dim=1).tolist() == [3, 3]
+    assert _as_drawn(said, sampled, 4, padding) is said
 
 
 def test_rewards_are_held_against_the_others(build):
