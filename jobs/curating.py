@@ -188,18 +188,21 @@ def select(
         float | None,
         typer.Option(metavar="E", help="All dialogs whose emotionality is at least this."),
     ] = None,
+    rest: Annotated[bool, typer.Option("--rest", help="Keep the others instead.")] = False,
     as_json: Json = False,
 ) -> None:
     """Keep the emotional dialogs of a labelled corpus, as a prepared folder of their own.
 
     The emotionality of an utterance is the sum of the probabilities of the 32 emotions, that of a
     dialog the mean over its utterances. Dialogs, turns and tokens are told as in Table 2 of MEED2's
-    paper; `attune show labels DIR` draws its Figure 2.
+    paper; `attune show labels DIR` draws its Figure 2. With --rest it is the other dialogs that are
+    kept: the paper learns from these first, and from the emotional ones after.
 
     Examples:
 
     - `attune data select data/os-emotions --top 1000000 --out data/os-emotional`
     - `attune data select data/os-emotions --threshold 0.8 --out data/os-emotional`
+    - `attune data select data/os-emotions --threshold 0.8 --rest --out data/os-rest`
     """
     from attune.platform import selecting
 
@@ -210,14 +213,15 @@ def select(
             out,
             top=top,
             threshold=threshold,
+            rest=rest,
             total=lambda count: bar.update(task, total=count),
             progress=lambda done: bar.advance(task, done),
         )
     spread = chosen["emotionality"].to_numpy()
     screen = console(as_json)
-    _show_statistics(screen, {"selected": manifest["statistics"]})
+    _show_statistics(screen, {"the rest" if rest else "selected": manifest["statistics"]})
     screen.print(f"emotionality from {spread.min():.3f} to {spread.max():.3f}")
-    screen.print(f"emotional dialogs: {out} ({manifest['hash'][:12]})", markup=False)
+    screen.print(f"dialogs: {out} ({manifest['hash'][:12]})", markup=False)
     if as_json:
         print_json(
             {

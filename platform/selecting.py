@@ -84,14 +84,16 @@ def select(
     *,
     top: int | None = None,
     threshold: float | None = None,
+    rest: bool = False,
     total: Progress = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> tuple[dict[str, Any], pl.DataFrame]:
-    """Make `out`: the most emotional dialogs of `data`; its manifest, and what was chosen."""
+    """Make `out`: the most emotional dialogs of `data`, or the `rest`; its manifest, and what was
+    chosen."""
     if (top is None) == (threshold is None):
         raise UsageError("give either --top N or --threshold T, and not both")
     manifest = read_manifest(data)
-    maker = {"data": manifest["hash"], "top": top, "threshold": threshold}
+    maker = {"data": manifest["hash"], "top": top, "threshold": threshold, "rest": rest}
     target = Target(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
@@ -101,6 +103,10 @@ def select(
     if chosen.is_empty():
         most = f"the most emotional dialog has {dialogs['emotionality'].to_numpy().max():.3f}"
         raise UsageError(f"--threshold {threshold} leaves nothing: {most}")
+    if rest:
+        chosen = dialogs.join(chosen, on="conversation_id", how="anti", maintain_order="left")
+        if chosen.is_empty():
+            raise UsageError("--rest leaves nothing: all dialogs are as emotional")
     if (there := made_before(out, NAME, maker)) is not None:
         return there, chosen
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))

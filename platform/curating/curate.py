@@ -19,7 +19,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +193,18 @@ def _dialogs(
     """Turns, cut where nobody speaks for longer than `gap`. What has no time stays together."""
     dialog: list[Line] = []
     turn: list[Line] = []
+    begun = None  # when what is left out was shown, where the next line is shown with it
     for line in lines:
         text = cleaning.line(line.text)
         if not text:
+            # Lines that are shown at once have one start and one end between them.
+            if line.start is None and turn and turn[-1].end is None:
+                turn[-1] = replace(turn[-1], end=line.end)
+            begun = line.start if begun is None else begun
+            begun = begun if line.end is None else None
             continue
-        said = Line(text=text, start=line.start, end=line.end)
+        said = Line(text=text, start=begun if line.start is None else line.start, end=line.end)
+        begun = None
         silence = gap_between(turn[-1], said) if turn else None
         ends_dialog = silence is not None and silence > gap
         # A long silence ends the turn, too, whoever speaks after it: ours, since the paper only

@@ -286,6 +286,20 @@ def test_silence_cuts_dialogs_and_missing_times_do_not():
     assert dialogs(lines, gap=4.0)[0] == ["One."]
 
 
+def test_what_is_left_out_gives_its_times_to_what_is_shown_with_it():
+    lines = [
+        Line(text="One.", start=0.0, end=None),
+        Line(text="[laughs]", start=None, end=2.0),
+        Line(text="Two.", start=9.0, end=10.0),
+        Line(text="[door]", start=20.0, end=None),
+        Line(text="[steps]", start=None, end=None),
+        Line(text="Three.", start=None, end=21.0),
+        Line(text="[music]", start=30.0, end=40.0),
+        Line(text="Four.", start=None, end=None),  # shown with nothing that has a time
+    ]
+    assert dialogs(lines, steps=("sounds",)) == [["One."], ["Two."], ["Three.", "Four."]]
+
+
 def test_lines_of_one_speaker_are_joined(classifier):
     lines = [
         Line(text="Why not?", start=0.0, end=1.9),

@@ -265,6 +265,10 @@ def test_the_most_emotional_make_a_folder(made, data, tmp_path):
     least = float(every["emotionality"][6])
     same, _ = selecting.select(out, tmp_path / "from", threshold=least)
     assert same["hash"] == manifest["hash"]
+    selecting.select(out, tmp_path / "rest", top=7, rest=True)
+    assert paired(tmp_path / "rest").equals(paired(out).filter(~wanted))
+    with pytest.raises(UsageError, match="--rest leaves nothing"):
+        selecting.select(out, tmp_path / "x", top=1000, rest=True)
     whole, _ = selecting.select(out, tmp_path / "all", top=1000)
     assert pl.read_parquet(tmp_path / "all" / "tokens.parquet").equals(
         pl.read_parquet(data / "tokens.parquet")
