@@ -1,6 +1,7 @@
 """`attune tune list|show|stop|report`: the sweeps that there are; and what those of training and
 those of decoding share: how one begins, is watched, and ends."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,13 +67,13 @@ def list_sweeps(as_json: Json = False) -> None:
     )
     described = []
     for each in found:
-        one = {**each.described(), "kind": each.kind, "status": each.status,
+        one = {**each.described(), "kind": each.kind, "status": each.standing,
                "variants": list(each.spaces), "metrics": list(each.metrics)}  # fmt: skip
         described.append(one)
         metric = each.metrics[0]
         best = shown(metric, one["best"]["metrics"].get(metric)) if one["best"] else "-"
         made.add_row(
-            each.name, ", ".join(each.spaces), each.status, str(one["trials"]), metric, best
+            each.name, ", ".join(each.spaces), one["status"], str(one["trials"]), metric, best
         )
     screen.print(made if found else f"no sweeps in {sweep.folder_of_sweeps()} yet")
     ready = table("\nready-made, for --sweep", "name", "of", "")
@@ -97,12 +98,12 @@ def show(name: Name, as_json: Json = False) -> None:
     found = sweep.find(name)
     screen = console(as_json)
     screen.print(
-        f"{found.name}: {found.status}, {found.spent:,.0f} s; {found.command}", markup=False
+        f"{found.name}: {found.standing}, {found.spent:,.0f} s; {found.command}", markup=False
     )
     _show_trials(screen, found)
     if as_json:
         trials = report.table(found).to_dicts()
-        print_json({**found.described(), "status": found.status, "table": trials})
+        print_json({**found.described(), "status": found.standing, "table": trials})
 
 
 @app.command()
@@ -116,8 +117,8 @@ def stop(name: Name, as_json: Json = False) -> None:
     from attune.platform.tuning import sweep
 
     found = sweep.find(name)
-    if found.status != "running":
-        raise UsageError(f"sweep '{name}' is not running: it is {found.status}")
+    if found.standing != "running":
+        raise UsageError(f"sweep '{name}' is not running: it is {found.standing}")
     found.stop_file.touch()
     console(as_json).print(f"sweep {name} was asked to stop", markup=False)
     if as_json:
@@ -140,8 +141,8 @@ def report(
     ] = 1,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="A,B,...", help="Train the best again with these seeds, as `attune "
-                     "train --seeds` does; mean, deviation and interval are shown."),
+        typer.Option(metavar="A,B,...", help="Train the best again with these seeds, two at least, "
+                     "as `attune train --seeds` does; mean, deviation and interval are shown."),
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -165,12 +166,15 @@ def report(
         raise UsageError(f"sweep '{name}' has no trials yet")
     if seeds and found.kind != "training":
         raise UsageError(f"--seeds trains again, and '{name}' has only decoded: leave it out")
+    if seeds and len(set(options.seeds(seeds))) < 2:
+        raise UsageError(f"--seeds {seeds}: a deviation needs two seeds at least")
     pair = tuple(surface.split(",")) if surface else None
     if pair is not None and len(pair) != 2:
         raise UsageError(f"--surface {surface}: two settings are expected, as in A,B")
+    folder = out or found.folder / "report"
+    reports.check(found, folder, pair)  # before hours of training
     screen = console(as_json)
     again = _again(found, top, options.seeds(seeds), screen) if seeds else []
-    folder = out or found.folder / "report"
     summary = reports.write(found, folder, pair, again)
     if found.run_id is not None:
         tracking.finish_group(found.run_id, found.status, {}, artifacts=folder)
@@ -217,10 +221,20 @@ def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list
     if any(run.status != "finished" for runs in by_trial.values() for run in runs):
         screen.print("stopped: give the same command again to go on")
         raise typer.Exit(130)
+    by_trial = {n: [_measured(run, found) for run in runs] for n, runs in by_trial.items()}
     return [
         reports.repeated(n, found.frozen(n).user_attrs["settings"], runs, found.metrics[0])
         for n, runs in by_trial.items()
     ]
+
+
+def _measured(run: "Run", found: "Sweep") -> "Run":
+    """A finished run with the sweep's metrics, some of which need its answers."""
+    from attune.platform.training.loop import RESULT
+    from attune.platform.tuning.trial import measure_answers
+
+    measure_answers(run, found.metrics)
+    return run.changed(result=json.loads((run.folder / RESULT).read_text(encoding="utf-8")))
 
 
 def _show_trials(screen: Console, found: "Sweep") -> None:
@@ -318,6 +332,12 @@ def begin(name: str, **content: Any) -> "Sweep":
         raise UsageError(
             f"a sweep named '{made.name}' exists already: choose another --name, or go on with it "
             f"by adding --resume"
+        )
+    left = sorted(each.name for each in store.folder_of_runs().glob(f"{name}-[0-9][0-9][0-9]*"))
+    if made.kind == "training" and left:
+        raise UsageError(
+            f"there is a run '{left[0]}' already, which this sweep would take for its own trial: "
+            f"choose another --name"
         )
     made.write()
     return made

@@ -12,7 +12,7 @@ from attune.jobs.sweeps import RUN, SAMPLES, app, begin, one_of, progress, tell_
 from attune.platform.errors import UsageError
 
 if TYPE_CHECKING:
-    from attune.platform.tuning.spaces import Ready
+    from attune.platform.tuning.spaces import Ready, Space
     from attune.platform.tuning.sweep import Sweep
 
 __all__ = ["app"]
@@ -195,25 +195,21 @@ def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     for each in variants:
         check_zero(find_variant(each)[0], each, typed.get("zero", 0))
     fixed = {**ready.set, **typed.get("changes", {})}
-    groups = [part.strip() for part in typed["space"].split(",")] if "space" in typed else []
-    if not groups and not ready.space:
-        known = ", ".join(spaces.groups_of(variants[0]))
-        raise UsageError(f"say with --space what to try: '{variants[0]}' has {known}, or all")
     preset = typed.get("preset", "small")
-    tried = spaces.of_variants(variants, groups, ready, fixed, preset)
+    tried = _tried(typed, ready, variants, fixed, preset)
     metrics = sweep.metric_names(typed.get("metric", ready.metric), variants)
     late = len(metrics) > 1 or any(m.removeprefix("valid_") in sweep.AT_THE_END for m in metrics)
     scheduler = one_of("scheduler", typed.get("scheduler", "none" if late else "asha"), SCHEDULERS)
     usual = "random" if scheduler == "pbt" else ready.search or "optuna"
     search = one_of("search", typed.get("search", usual), spaces.SEARCHES)
     driver.check(scheduler, search, metrics, tried, typed.get("workers", 1))
-    count = sum(1 for _ in spaces.grid(tried)) if search == "grid" else SAMPLES
+    count = spaces.size_of_grid(tried) if search == "grid" else SAMPLES
     if "init" in typed:
         options.trained_run(typed["init"])
     name = name or sweep.new_name(f"tune-{'-'.join(variants)}"[:60])
     return begin(
         name,
-        spaces={v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in tried.items()},
+        spaces=_as_json(tried),
         metrics=metrics,
         search=search,
         scheduler=scheduler,
@@ -231,6 +227,26 @@ def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     )  # fmt: skip
 
 
+def _tried(
+    typed: Mapping[str, Any], ready: "Ready", variants: list[str], fixed: Mapping[str, Any],
+    preset: str,
+) -> "dict[str, Space]":  # fmt: skip
+    """By variant, what was asked for to be tried."""
+    from attune.platform.tuning import spaces
+
+    groups = [part.strip() for part in typed["space"].split(",")] if "space" in typed else []
+    if not groups and not ready.space:
+        known = ", ".join(spaces.groups_of(variants[0]))
+        raise UsageError(f"say with --space what to try: '{variants[0]}' has {known}, or all")
+    return spaces.of_variants(variants, groups, ready, fixed, preset)
+
+
+def _as_json(tried: "Mapping[str, Space]") -> dict[str, dict[str, Any]]:
+    from attune.platform.tuning import spaces
+
+    return {v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in tried.items()}
+
+
 def _refuse_without_variant(ready: "Ready") -> None:
     if ready.decode:
         raise UsageError(f"{ready.source} is a sweep of decoding: use 'attune tune-decoding RUN'")
@@ -239,7 +255,7 @@ def _refuse_without_variant(ready: "Ready") -> None:
 
 def _begun(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
     """The sweep to go on with, which must be what is asked for, but for its limits."""
-    from attune.platform.tuning import sweep
+    from attune.platform.tuning import spaces, sweep
 
     if name is None:
         left = [s for s in sweep.all_sweeps() if s.status != "finished" and s.kind == "training"]
@@ -251,17 +267,30 @@ def _begun(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
         found = sweep.find(name) if known else None
     if found is None:
         return None
+    if found.kind != "training":
+        raise UsageError(
+            f"'{found.name}' is a sweep of decoding: go on with 'attune tune-decoding "
+            f"{found.asked['run']} --name {found.name} --resume'"
+        )
     was = {
         **{
             key: getattr(found, key) for key in ("search", "scheduler", "repeat", "workers", "seed")
         },
         "variants": list(found.spaces),
-        **{"preset": "small", **found.asked},
+        "metric": found.metrics,
+        **{"data": "bundled", "preset": "small", **found.asked},
     }
-    for key, value in typed.items():
-        changed = {k: v for k, v in value.items() if was["changes"].get(k) != v} \
-            if key == "changes" else None  # fmt: skip
-        if changed or (key in was and key != "changes" and was[key] != value):
+    now = dict(typed)
+    if "metric" in typed:
+        now["metric"] = sweep.metric_names(typed["metric"], list(found.spaces))
+    if "changes" in typed:
+        now["changes"] = {**was["changes"], **typed["changes"]}
+    if {"space", "sweep"} & set(typed):
+        ready = spaces.find_ready(typed["sweep"]) if "sweep" in typed else spaces.Ready()
+        tried = _tried(typed, ready, list(found.spaces), was["changes"], was["preset"])
+        now["space"], was["space"] = _as_json(tried), found.spaces
+    for key in set(now) - {*LIMITS, "sweep"}:
+        if was.get(key) != now[key]:
             raise UsageError(
                 f"sweep '{found.name}' was begun with other {key}: leave it out to go on, or begin "
                 f"a new sweep under another --name"

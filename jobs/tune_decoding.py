@@ -78,6 +78,8 @@ def tune_decoding(
     found = None
     if resume and label and (sweeps.folder_of_sweeps() / label / sweeps.RECORD).is_file():
         found = sweeps.find(label)
+        if found.kind != "decoding":
+            raise UsageError(f"'{label}' trains: go on with 'attune tune --name {label} --resume'")
     elif resume and not label:
         raise UsageError("--resume: say with --name which sweep to go on with")
     if found is None:
@@ -115,7 +117,7 @@ def _new_decoding(
         if metric not in METRICS:
             raise UsageError(unknown("metric", metric, METRICS))
     search = one_of("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
-    count = sum(1 for _ in spaces.grid(tried)) if search == "grid" else asked["samples"] or SAMPLES
+    count = spaces.size_of_grid(tried) if search == "grid" else asked["samples"] or SAMPLES
     name = label or sweeps.new_name(f"decode-{of.name}"[:60])
     return begin(
         name,

@@ -6,7 +6,7 @@ Everything goes through a client with explicit run ids; MLflow's global state is
 """
 
 import attune.platform.tracking.variables  # noqa: F401 - before MLflow, which reads them
-from attune.platform.tracking.connection import contact, quick, store_uri
+from attune.platform.tracking.connection import contact, opened, quick, store_uri
 from attune.platform.tracking.described import job_tags
 from attune.platform.tracking.models import add_version
 from attune.platform.tracking.sender import Sender
@@ -34,6 +34,7 @@ __all__ = [
     "job_tags",
     "log_evaluation",
     "log_picture",
+    "opened",
     "quick",
     "reopen",
     "start",

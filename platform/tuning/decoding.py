@@ -53,6 +53,8 @@ def check(run: Run) -> None:
 def run(sweep: Sweep, show: Show) -> Sweep:
     """Answer and measure until all was tried; what was measured before is kept."""
     with sweep.alone():
+        sweep.stop_file.unlink(missing_ok=True)
+        sweep.mend()
         return _run(sweep.changed(status="running", **logs.job()), show)
 
 
@@ -74,6 +76,8 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
                 sweep.tell(number, "finished", "", metrics)
                 told.add(number)
                 show(_line(sweep, number, metrics), len(told))
+                if sweep.stop_file.exists():
+                    return sweep.changed(status="stopped")
     except (KeyboardInterrupt, SystemExit):
         return sweep.changed(status="stopped")
     return sweep.changed(status="finished")

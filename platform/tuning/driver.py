@@ -6,6 +6,7 @@ so that a scheduler knows what it knew.
 """
 
 import collections
+import copy
 import dataclasses
 import json
 import logging
@@ -15,7 +16,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from ray.tune.search import Searcher
 
 from attune.models.base import Between
 from attune.platform import cluster, logs, store, tracking
-from attune.platform.errors import UsageError
+from attune.platform.errors import DataError, UsageError
 from attune.platform.store import Run
 from attune.platform.training import checkpoints, start
 from attune.platform.training.driver import sample_answers
@@ -47,6 +48,7 @@ from attune.platform.tuning.tracker import Tracker
 from attune.platform.tuning.trial import (
     LOOK,
     TASK,
+    WRONG_METRIC,
     Task,
     diverged,
     looks,
@@ -80,8 +82,12 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
     """Run a sweep, or go on with it; Ctrl-C, SIGTERM and `attune tune stop` leave it resumable."""
     os.environ.update(ENVIRONMENT)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    if sweep.run_id is None:  # better to hear now that there is no store than from each trial
+        with tracking.opened(next(iter(sweep.spaces))):
+            pass
     with sweep.alone():
         sweep.stop_file.unlink(missing_ok=True)
+        sweep.mend()
         sweep = sweep.changed(status="running", **logs.job())
         sweep.fill_grid()
         # Only PBT draws from these; every other draw is seeded by its trial's number.
@@ -177,9 +183,7 @@ def _room(sweep: Sweep, keeper: "_Keeper") -> tuple[int, Any]:
 
 def _scheduler(sweep: Sweep) -> TrialScheduler:
     if sweep.scheduler == "asha":
-        return AsyncHyperBandScheduler(
-            time_attr=LOOK, grace_period=1, max_t=MOST_LOOKS, reduction_factor=KEEPING_STEP
-        )
+        return _Halving(sweep.spaces)
     if sweep.scheduler == "median":
         return _Median(time_attr=LOOK, grace_period=1, min_time_slice=NEVER)
     if sweep.scheduler == "pbt":
@@ -188,6 +192,21 @@ def _scheduler(sweep: Sweep) -> TrialScheduler:
             {key: tried for key, tried in space.items() if isinstance(tried, Between)}
         )
     return FIFOScheduler()
+
+
+class _Halving(AsyncHyperBandScheduler):
+    """Tune's, which holds each trial against those of its own variant: of several, one that learns
+    slowly would never come to its best."""
+
+    def __init__(self, variants: Iterable[str]):
+        super().__init__(
+            time_attr=LOOK, grace_period=1, max_t=MOST_LOOKS, reduction_factor=KEEPING_STEP
+        )
+        self.bracket_of = {name: copy.deepcopy(self._brackets[0]) for name in variants}
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        super().on_trial_add(tune_controller, trial)
+        self._trial_info[trial.trial_id] = self.bracket_of[trial.config[TASK]["variant"]]
 
 
 class _Median(MedianStoppingRule):
@@ -215,15 +234,17 @@ class _Population(PopulationBasedTraining):
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         """Tune's would let the others wait for ever for a member that ended before its look."""
         super().on_trial_complete(tune_controller, trial, result)
-        self._no_longer_wait(tune_controller)
+        self._no_longer_wait(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """As when it ends by itself."""
         super().on_trial_error(tune_controller, trial)
-        self._no_longer_wait(tune_controller)
+        self._no_longer_wait(tune_controller, trial)
 
-    def _no_longer_wait(self, tune_controller: Any) -> None:
-        live = [t for t in tune_controller.get_live_trials() if not t.is_finished()]
+    def _no_longer_wait(self, tune_controller: Any, ended: Any) -> None:
+        """Tune still counts who has just ended among the living."""
+        others = (t for t in tune_controller.get_live_trials() if t is not ended)
+        live = [t for t in others if not t.is_finished()]
         at = [self._trial_state[each].last_train_time for each in live]
         if at and min(at) >= self._next_perturbation_sync:
             self._next_perturbation_sync = min(at) + self._perturbation_interval
@@ -324,12 +345,7 @@ class _Keeper(Callback):
             asked = self.sweep.ask()
             if asked is None:
                 return None
-            try:
-                self._enqueue(asked[0])
-            except UsageError as error:  # settings that do not go together
-                self._tell(
-                    asked[0], _Outcome(ended="failed", reason=str(error), metrics={}, looks=[])
-                )
+            self._enqueue(asked[0])
         number, run = self.queue.popleft()
         return self._task(number, run)
 
@@ -342,11 +358,12 @@ class _Keeper(Callback):
     def _task(self, number: int, run: Run) -> Task:
         self.live[run.name] = (number, run)
         if number not in self._told:
-            for left in (run.stop_file, run.folder / PROBLEM):
+            for left in (run.stop_file, run.folder / PROBLEM, run.folder / WRONG_METRIC):
                 left.unlink(missing_ok=True)
             self.tracker.begin(run)
         return Task(
             number=number,
+            variant=run.variant,
             folder=str(run.folder),
             settings=self.sweep.frozen(number).user_attrs[SETTINGS],
             metrics=self.sweep.metrics,
@@ -356,6 +373,23 @@ class _Keeper(Callback):
         )
 
     def _enqueue(self, number: int) -> None:
+        """Have a trial's runs wait for their turn; settings that do not go together have failed."""
+        try:
+            made = self._runs(number)
+        except (UsageError, DataError) as error:
+            self._tell(number, _Outcome(ended="failed", reason=str(error), metrics={}, looks=[]))
+            return
+        if made and self.sweep.run_id is None:
+            self._open(made[0])
+        parent = self.sweep.run_id
+        made = [run if run.parent else run.changed(parent=parent) for run in made]
+        if len(made) > 1:
+            settings = self.sweep.frozen(number).user_attrs[SETTINGS]
+            self.tracker.group(made, f"{self.sweep.name}-{number:03d}", settings)
+        self.queue.extend((number, run) for run in made)
+
+    def _runs(self, number: int) -> list[Run]:
+        """A trial's runs, which are made where they are not there."""
         kept = self.sweep.frozen(number).user_attrs
         names = [f"{self.sweep.name}-{number:03d}"]
         if self.sweep.repeat > 1:
@@ -369,13 +403,7 @@ class _Keeper(Callback):
                 made.append(self._new_run(kept, name, self.sweep.seed + place))
         if kept.get(RUNS) != names and made:
             self.sweep.note(number, **{RUNS: names})
-        if made and self.sweep.run_id is None:
-            self._open(made[0])
-        parent = self.sweep.run_id
-        made = [run if run.parent else run.changed(parent=parent) for run in made]
-        if len(made) > 1:
-            self.tracker.group(made, f"{self.sweep.name}-{number:03d}", kept[SETTINGS])
-        self.queue.extend((number, run) for run in made)
+        return made
 
     def _new_run(self, kept: Mapping[str, Any], name: str, seed: int) -> Run:
         asked = {key: value for key, value in self.sweep.asked.items() if key != "changes"}
@@ -475,14 +503,16 @@ class _Keeper(Callback):
     def _outcome(self, run: Run, error: str) -> _Outcome | None:
         """None where it was interrupted, and can go on."""
         found = [(step, sweeps.value_of(m, self.sweep.metrics[0])) for step, m in looks(run)]
-        problem = run.folder / PROBLEM
+        problem, wrong = run.folder / PROBLEM, run.folder / WRONG_METRIC
         ended: Ended
         if (run.folder / RESULT).exists():
             ended, reason = "finished", "all steps done, or no improvement any more"
-        elif problem.exists():
-            ended, reason = "failed", problem.read_text(encoding="utf-8")
+        elif wrong.exists():  # so it is for all
+            ended, reason = "failed", wrong.read_text(encoding="utf-8")
             self.problem = self.problem or reason
             self._stop(reason)
+        elif problem.exists():
+            ended, reason = "failed", problem.read_text(encoding="utf-8")
         elif error:
             ended, reason = "failed", error
         elif diverged(run):
@@ -512,22 +542,27 @@ class _Keeper(Callback):
         return self.spent + time.monotonic() - self.began
 
     def finish(self) -> Sweep:
-        """Say how it stands; of a sweep that is over, the best trial's model is kept in MLflow."""
+        """Say how it stands; unless it was asked to stop, the best trial's model is kept in MLflow:
+        after a budget nobody may ever go on with it."""
         over = not self.stopping and not self.sweep.stop_file.exists()
         status: store.Status = "finished" if over else "failed" if self.problem else "stopped"
         sweep = self.sweep.changed(status=status, spent=self._seconds())
         best = sweep.best()
-        if best is not None and over:
+        done = best is not None and best.user_attrs.get(ENDED) == "finished"
+        if best is not None and done and not (self.problem or sweep.stop_file.exists()):
             for run in sweep.runs_of(best)[:1]:
-                self.tracker.keep(run, sample_answers(run), {"best_of": sweep.name})
+                if run.name != sweep.registered:
+                    self.tracker.keep(run, sample_answers(run), {"best_of": sweep.name})
+                    sweep = sweep.changed(registered=run.name)
         self.tracker.close(SECONDS_TO_SEND)
         if sweep.run_id is not None:
             found = {} if best is None else best.user_attrs[METRICS]
             metrics = {f"best_{k}": v for k, v in found.items() if np.isfinite(v)}
             counts = {"trials": len(sweep.trials()), "stopped_early": sweep.count("stopped early"),
                       "failed": sweep.count("failed", "diverged")}  # fmt: skip
-            tags = {} if best is None else {"best": f"trial {best.number}: {_text(best.params)}"}
-            tags |= tracking.job_tags(sweep.job, sweep.dashboard)
+            tags = tracking.job_tags(sweep.job, sweep.dashboard)
+            if best is not None:
+                tags["best"] = f"trial {best.number}: {_text(best.user_attrs[SETTINGS])}"
             tracking.finish_group(sweep.run_id, status, {**metrics, **counts}, tags)
         return sweep
 
@@ -566,8 +601,8 @@ def _together(outcomes: list[_Outcome]) -> _Outcome:
         return outcomes[0]
     order: list[Ended] = ["failed", "diverged", "stopped early", "finished"]
     worst = min(outcomes, key=lambda outcome: order.index(outcome.ended))
-    names = [n for n in worst.metrics if all(n in outcome.metrics for outcome in outcomes)]
-    values = {name: [outcome.metrics[name] for outcome in outcomes] for name in names}
+    values = {name: [each.metrics.get(name, np.nan) for each in outcomes] for name in worst.metrics}
+    values = {name: found for name, found in values.items() if np.isfinite(found).all()}
     spread = {f"{name}_std": statistics.stdev(found) for name, found in values.items()}
     means = {name: statistics.fmean(found) for name, found in values.items()}
     return dataclasses.replace(worst, metrics={**means, **spread})
@@ -590,6 +625,8 @@ def check(scheduler: str, search: str, metrics: tuple[str, ...], spaces: Mapping
             f"--scheduler {scheduler} decides on the way, by one metric that each look at valid "
             f"has: with {what} use --scheduler none"
         )
+    if scheduler == "median" and len(spaces) > 1:
+        raise UsageError("--scheduler median holds all trials against each other: give one VARIANT")
     if scheduler != "pbt":
         return
     ranges = [key for space in spaces.values() for key in space if isinstance(space[key], Between)]

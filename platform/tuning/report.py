@@ -103,9 +103,9 @@ def _columns(sweep: Sweep, kept: Mapping[str, Any]) -> list[str]:
     return [*sweep.metrics, *others]
 
 
-def importances(sweep: Sweep) -> dict[str, float]:
-    """How much of the metric's variance each setting accounts for (fANOVA), the greatest first;
-    empty where too few trials have finished to say."""
+def importances(sweep: Sweep, place: int = 0) -> dict[str, float]:
+    """How much of a metric's variance each setting accounts for (fANOVA), the greatest first; empty
+    where too few trials have finished to say, or all are alike."""
     import optuna
 
     if sweep.count("finished") < LEAST:
@@ -116,7 +116,7 @@ def importances(sweep: Sweep) -> dict[str, float]:
             found = optuna.importance.get_param_importances(
                 sweep.study,
                 evaluator=optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed),
-                target=_target(0),
+                target=_target(place),
             )
         except (ValueError, RuntimeError):
             return {}
@@ -164,7 +164,8 @@ def write(
     again: Sequence[Repeated] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Write table, summary and pictures into a folder, which appears whole; returns the summary."""
-    _check_surface(sweep, surface)
+    check(sweep, folder, surface)
+    folder = folder.resolve()  # `.` has no name
     making = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
@@ -187,7 +188,14 @@ def write(
     return summary
 
 
-def _check_surface(sweep: Sweep, surface: tuple[str, str] | None) -> None:
+def check(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
+    """What a report can be written of, and where to: it takes the place of an earlier one, and of
+    nothing else."""
+    report = (folder / SUMMARY).is_file() or not folder.exists()
+    if not report and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"--out '{folder}' is there already, and no report: name a folder that is new"
+        )
     known = {name for trial in sweep.trials() for name in trial.params}
     for name in surface or ():
         if name not in known:
@@ -225,7 +233,7 @@ def _drawings(
         if surface:
             drawn = draw(pictures.plot_contour, params=list(surface))
             yield f"surface{ending}", f"{label} over {' and '.join(surface)}", drawn
-        if importances(sweep):
+        if importances(sweep, place):
             evaluator = optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed)
             drawn = draw(pictures.plot_param_importances, evaluator=evaluator)
             yield f"importances{ending}", f"what {label} depends on", drawn

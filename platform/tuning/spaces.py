@@ -39,6 +39,7 @@ ALL = "all"
 VARIANT = "variant"
 GRID_POINTS = 5
 """How many values of a range a grid tries."""
+LARGEST_GRID = 10_000
 
 DECODING: Mapping[str, Space] = {
     "beam": {
@@ -117,12 +118,18 @@ def _read(source: str, text: str) -> Ready:
     if content.get("search") not in (None, *SEARCHES):
         raise UsageError(f"{source}: {unknown('search', content['search'], SEARCHES)}")
     variants = content.get("variants", ())
+    names = [variants] if isinstance(variants, str) else variants
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{source}: 'variants' must be names, as in 'variants: [mime]'")
+    for key in ("about", "metric", "decode"):
+        if not isinstance(content.get(key, ""), str):
+            raise UsageError(f"{source}: '{key}' must be a text, not {content[key]!r}")
     space = {key: _tried(source, key, value) for key, value in content.get("space", {}).items()}
     return Ready(
         **{
             **content,
             "source": source,
-            "variants": (variants,) if isinstance(variants, str) else tuple(variants),
+            "variants": tuple(names),
             "space": space,
         }
     )
@@ -134,10 +141,10 @@ def _tried(source: str, key: str, value: Any) -> Choice | Between:
     if isinstance(value, list):
         if not value or not all(isinstance(v, bool | int | float | str) for v in value):
             raise UsageError(f"{place}: a choice needs values that are numbers, texts or booleans")
-        return Choice(values=tuple(value))
+        return Choice(values=tuple(_plain(v) for v in value))
     if not isinstance(value, dict) or not {"low", "high"} <= set(value) <= {"low", "high", "scale"}:
         raise UsageError(f"{place}: {form}")
-    low, high, scale = value["low"], value["high"], value.get("scale", "uniform")
+    low, high, scale = _plain(value["low"]), _plain(value["high"]), value.get("scale", "uniform")
     scales = ("uniform", "loguniform", "int")
     if scale not in scales:
         raise UsageError(f"{place}: {unknown('scale', scale, scales)}")
@@ -150,6 +157,14 @@ def _tried(source: str, key: str, value: Any) -> Choice | Between:
     if scale == "int" and (low != int(low) or high != int(high)):
         raise UsageError(f"{place}: low={low} and high={high} must be whole numbers")
     return Between(low=low, high=high, scale=scale)
+
+
+def _plain(value: Any) -> Any:
+    """YAML takes 1e-4, which has no dot, for a text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def groups_of(variant: str) -> dict[str, Mapping[str, Choice | Between]]:
@@ -262,6 +277,18 @@ def grid(spaces: Mapping[str, Space]) -> Iterator[dict[str, Any]]:
         labels = [_label(name, key, len(spaces)) for key in space]
         for values in itertools.product(*(_points(tried) for tried in space.values())):
             yield {**head, **dict(zip(labels, values, strict=True))}
+
+
+def size_of_grid(spaces: Mapping[str, Space]) -> int:
+    """How many combinations there are."""
+    count = sum(
+        math.prod(len(_points(tried)) for tried in space.values()) for space in spaces.values()
+    )
+    if count > LARGEST_GRID:
+        raise UsageError(
+            f"a grid of {count:,} trials: choose fewer settings, or --search optuna or random"
+        )
+    return count
 
 
 def _label(name: str, key: str, count: int) -> str:

@@ -11,6 +11,7 @@ A trial is an ordinary run (`store.py`), or one for each seed, named after the s
 
 import dataclasses
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -82,6 +83,8 @@ class Sweep:
     """Where Ray shows that job."""
     run_id: str | None = None
     """MLflow's, of the run that all trials are parts of."""
+    registered: str = ""
+    """The best trial's run, once its model is registered."""
     status: Status = "running"
     spent: float = 0.0
     """Seconds so far."""
@@ -150,6 +153,17 @@ class Sweep:
                 raise UsageError(f"sweep '{self.name}' is being run by another process") from None
             yield
 
+    @property
+    def standing(self) -> Status:
+        """How it stands: one whose process is gone was stopped, whatever it could still say."""
+        if self.status != "running":
+            return self.status
+        try:
+            with self.alone():
+                return "stopped"
+        except UsageError:
+            return "running"
+
     def ask(self) -> "tuple[int, str, dict[str, Any]] | None":
         """The next trial: its number, variant and settings; None where all have been asked for."""
         from optuna.trial import Trial
@@ -164,6 +178,10 @@ class Sweep:
         elif len(begun) == len(trials) and (self.search == "grid" or len(trials) >= self.samples):
             return None
         else:
+            if len(begun) == len(trials) and len(self.spaces) > 1 and self.kind == "training":
+                # Variants take turns, so that each has its share of the trials to be its best with.
+                turn = list(self.spaces)[len(begun) % len(self.spaces)]
+                self.study.enqueue_trial({spaces.VARIANT: turn})
             self.study.sampler = self._sampler(len(begun))
             trial = self.study.ask()
         chosen, settings = spaces.suggest(trial, self.tried)
@@ -179,9 +197,17 @@ class Sweep:
 
     def fill_grid(self) -> None:
         """Have the search ask for every combination, once."""
-        if self.search == "grid" and not self.study.get_trials(deepcopy=False):
-            for parameters in spaces.grid(self.tried):
+        if self.search == "grid":
+            known = len(self.study.get_trials(deepcopy=False))  # a driver may have died on the way
+            for parameters in itertools.islice(spaces.grid(self.tried), known, None):
                 self.study.enqueue_trial(parameters)
+
+    def mend(self) -> None:
+        """Tell the search of trials that ended when a driver died before it could."""
+        for trial in self.trials():
+            kept = trial.user_attrs
+            if ENDED in kept and not trial.state.is_finished():
+                self.tell(trial.number, kept[ENDED], kept.get(REASON, ""), kept[METRICS])
 
     def tell(
         self, number: int, ended: Ended, reason: str, metrics: Mapping[str, float],
@@ -228,15 +254,16 @@ class Sweep:
         folders = [store.folder_of_runs() / name for name in names]
         return [store.read(folder) for folder in folders if (folder / store.RECORD).is_file()]
 
-    def best(self) -> "FrozenTrial | None":
-        """The finished trial with the best value of the first metric; where none has finished, the
-        best so far."""
+    def best(self, variant: str | None = None) -> "FrozenTrial | None":
+        """The finished trial (of a variant) with the best value of the first metric; where none has
+        finished, the best so far."""
         sign = -1 if more_is_better(self.metrics[0]) else 1
 
         def worth(trial: "FrozenTrial") -> tuple[float, int]:
             return sign * value_of(trial.user_attrs.get(METRICS, {}), self.metrics[0]), trial.number
 
-        able = [trial for trial in self.trials() if math.isfinite(worth(trial)[0])]
+        own = (t for t in self.trials() if variant in (None, t.user_attrs[CHOSEN]))
+        able = [trial for trial in own if math.isfinite(worth(trial)[0])]
         done = [trial for trial in able if trial.user_attrs.get(ENDED) == "finished"]
         return min(done or able, key=worth, default=None)
 
@@ -260,6 +287,12 @@ class Sweep:
             "stopped_early": self.count("stopped early"),
             "failed": self.count("failed", "diverged"),
         }
+        if len(self.spaces) > 1:
+            each = {name: self.best(name) for name in self.spaces}
+            found["best_of_each"] = {
+                name: None if one is None else self.described_trial(one)
+                for name, one in each.items()
+            }
         if len(self.metrics) > 1:
             found["front"] = [self.described_trial(trial) for trial in self.front()]
         return found

@@ -54,6 +54,8 @@ class Tracker:
                 job()
             except UsageError as error:
                 log.warning("%s", error)
+            except Exception:  # one job's fault must not end those after it
+                log.exception("a part of the sweep is not told")
 
     def amend(self, folder: Path, **changes: Any) -> Run:
         """Change what a run's folder says of it, at once."""

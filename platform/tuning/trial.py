@@ -29,6 +29,8 @@ from attune.platform.tuning.sweep import AT_THE_END
 TASK = "task"
 LOOK = "look"
 """What schedulers count: looks at valid, which are epochs unless `evaluate_every` is set."""
+WRONG_METRIC = "wrong-metric"
+"""In the folder of a run: the sweep's metric is none of its, and why."""
 SECONDS_TO_LEAVE = "60"
 """How long a stopped trial may take to leave its process to the next one."""
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -39,6 +41,7 @@ class Task:
     """What Tune hands to a trial; in a population, `settings` may be others than the run's own."""
 
     number: int
+    variant: str
     folder: str
     settings: dict[str, Any]
     metrics: tuple[str, ...]
@@ -54,6 +57,10 @@ class Task:
 
 class DivergedError(Exception):
     """A loss is no number any more."""
+
+
+class WrongMetricError(UsageError):
+    """What the sweep goes by is not measured of a variant."""
 
 
 def with_settings(run: Run, settings: Mapping[str, Any]) -> Run:
@@ -79,7 +86,8 @@ def trial(config: dict[str, Any]) -> None:
     except DivergedError:
         pass  # the metrics file says so, and trying again would give the same
     except (UsageError, DataError) as error:  # so would this
-        (run.folder / PROBLEM).write_text(str(error), encoding="utf-8")
+        name = WRONG_METRIC if isinstance(error, WrongMetricError) else PROBLEM
+        (run.folder / name).write_text(str(error), encoding="utf-8")
 
 
 def _trial(task: Task, run: Run) -> None:
@@ -94,7 +102,7 @@ def _trial(task: Task, run: Run) -> None:
     if not (run.folder / RESULT).exists():
         (_train_here if run.workers == 1 else _train_apart)(task, run, teller)
     if (run.folder / RESULT).exists():
-        _measure_answers(run, task.metrics)
+        measure_answers(run, task.metrics)
 
 
 def looks(run: Run) -> list[tuple[int, dict[str, float]]]:
@@ -142,7 +150,7 @@ class Teller:
             if missing == ["valid_perplexity"] and self._speaks_later():
                 return
             known = ", ".join(sorted(n.removeprefix("valid_") for n in metrics))
-            raise UsageError(
+            raise WrongMetricError(
                 f"--metric {missing[0].removeprefix('valid_')}: '{self.run.variant}' has {known}; "
                 f"and when it has finished {', '.join(AT_THE_END)}"
             )
@@ -232,7 +240,7 @@ def _followed(run: Run, thread: threading.Thread) -> Iterator[tuple[int, dict[st
                 yield line["step"], line["metrics"]
 
 
-def _measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
+def measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
     """Add to a finished run's result what only its answers to valid tell."""
     path = run.folder / RESULT
     result = json.loads(path.read_text(encoding="utf-8"))
@@ -244,7 +252,7 @@ def _measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
 
     model = runs.load(run.model)
     if not isinstance(model.variant, DialogueVariant):
-        raise UsageError(
+        raise WrongMetricError(
             f"'{run.variant}' does not answer: {', '.join(metrics)} cannot be measured"
         )
     samples = read_samples(Path(run.data["folder"]), "valid")

@@ -180,7 +180,7 @@ def test_responder_refuses_what_it_cannot_answer(responder, tmp_path):
         responder.respond([["Hello.", "Hi."]])
     with pytest.raises(UsageError, match="none is empty"):
         responder.respond([[" "]])
-    with pytest.raises(UsageError, match="control 'intent': Multi-TRS has no controls"):
+    with pytest.raises(UsageError, match="control 'intent': multi-trs has no controls"):
         responder.respond([["Hello."]], controls={"intent": "agreeing"})
     with pytest.raises(UsageError, match=r"model.json is missing"):
         Responder(tmp_path)

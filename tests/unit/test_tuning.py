@@ -23,41 +23,13 @@ from attune.platform.tuning import decoding, driver, report, spaces, sweep
 from attune.platform.tuning.spaces import Ready
 from attune.platform.tuning.trial import LOOK, Task, Teller, diverged, with_settings
 from tests.runs import write_run
-
-SPACE = {
-    "learning_rate": Between(low=1e-4, high=1e-2, scale="loguniform"),
-    "batch_size": Choice(values=(16, 32)),
-}
+from tests.sweeps import SPACE, asked, make
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     return tmp_path
-
-
-@pytest.fixture
-def make():
-    def made(name="s", **fields):
-        given = {"metrics": ("valid_perplexity",), "search": "random", "samples": 6, **fields}
-        space = given.pop("space", {"dummy": SPACE})
-        found = sweep.Sweep(
-            name=name,
-            folder=sweep.folder_of_sweeps() / name,
-            spaces={v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in space.items()},
-            **given,
-        )
-        found.write()
-        return sweep.read(found.folder)
-
-    return made
-
-
-def asked(found):
-    drawn = []
-    while (one := found.ask()) is not None:
-        drawn.append(one)
-    return drawn
 
 
 @pytest.mark.parametrize("name", sorted(all_variants()))
@@ -104,6 +76,8 @@ def test_an_unknown_group_lists_those_there_are():
         ("spaces: {}", "unknown key 'spaces': did you mean 'space'"),
         ("space: [", "line 1: not readable as YAML"),
         ("search: bayes", "unknown search 'bayes'"),
+        ("variants: 5", "'variants' must be names"),
+        ("metric: 3", "'metric' must be a text, not 3"),
     ],
 )
 def test_a_bad_file_is_told_by_key_and_range(tmp_path, text, message):
@@ -116,11 +90,11 @@ def test_a_bad_file_is_told_by_key_and_range(tmp_path, text, message):
 
 def test_a_file_overrides_and_adds_and_set_takes_away(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("space: {elbo_weight: [1.0, 2.0], width: {low: 8, high: 16, scale: int}}")
+    path.write_text("space: {elbo_weight: [1e-1, 2.0], width: {low: 8, high: 16, scale: int}}")
     ready = spaces.find_ready(str(path))
     tried = spaces.of_variants(["mime"], ["loss-weights"], ready, {"response_weight": "1"})["mime"]
     assert set(tried) == {"classification_weight", "elbo_weight", "width"}
-    assert tried["elbo_weight"] == Choice(values=(1.0, 2.0))
+    assert tried["elbo_weight"] == Choice(values=(0.1, 2.0))  # which YAML takes for a text
 
 
 @pytest.mark.parametrize("name", sorted(spaces.ready_made()))
@@ -143,7 +117,7 @@ def test_a_grid_has_every_combination_of_every_variant():
 
 
 @pytest.mark.parametrize("search", ["random", "grid", "optuna"])
-def test_a_search_that_is_interrupted_asks_for_what_it_would_have_asked(make, search):
+def test_a_search_that_is_interrupted_asks_for_what_it_would_have_asked(search):
     def told(found, one):
         value = math.log(one[2]["learning_rate"]) ** 2
         found.tell(one[0], "finished", "", {"valid_perplexity": value})
@@ -166,7 +140,7 @@ def test_a_search_that_is_interrupted_asks_for_what_it_would_have_asked(make, se
 
 
 @pytest.mark.parametrize("search", ["random", "grid"])
-def test_a_trial_is_not_lost_where_a_driver_dies_while_it_asks(make, search):
+def test_a_trial_is_not_lost_where_a_driver_dies_while_it_asks(search):
     whole, torn = make("whole", search=search), make("torn", search=search)
     for found in (whole, torn):
         found.fill_grid()
@@ -177,7 +151,7 @@ def test_a_trial_is_not_lost_where_a_driver_dies_while_it_asks(make, search):
     assert [first, *asked(sweep.read(torn.folder))] == expected
 
 
-def test_what_ended_early_is_no_best_and_what_failed_has_no_value(make):
+def test_what_ended_early_is_no_best_and_what_failed_has_no_value():
     found = make()
     for number, _, _ in asked(found)[:4]:
         values = {"valid_perplexity": 10.0 - number}
@@ -192,7 +166,7 @@ def test_what_ended_early_is_no_best_and_what_failed_has_no_value(make):
     assert found.frozen(1).intermediate_values == {0: 30.0, 2: 20.0}
 
 
-def test_of_two_metrics_there_is_a_front(make):
+def test_of_two_metrics_there_is_a_front():
     found = make(metrics=("valid_perplexity", "valid_distinct_2"))
     values = [(10, 0.1), (20, 0.3), (30, 0.2)]
     for (number, _, _), (perplexity, distinct) in zip(asked(found)[:3], values, strict=True):
@@ -210,6 +184,7 @@ def test_of_two_metrics_there_is_a_front(make):
     [
         ({"metrics": ("valid_perplexity", "valid_bleu")}, "two metrics use --scheduler none"),
         ({"metrics": ("valid_distinct_2",)}, "with distinct_2 use --scheduler none"),
+        ({"scheduler": "median", "spaces": {"a": SPACE, "b": SPACE}}, "give one VARIANT"),
         ({"scheduler": "pbt", "search": "optuna"}, "leave --search out"),
         ({"scheduler": "pbt", "workers": 2}, "leave --workers-per-trial out"),
         ({"scheduler": "pbt", "spaces": {"a": SPACE, "b": SPACE}}, "give one VARIANT"),
@@ -250,6 +225,7 @@ def test_seeds_together_are_their_mean_and_the_worst_end():
     assert (
         driver._together([one("finished", 1.0), one("stopped early", 3.0)]).ended == "stopped early"
     )
+    assert driver._together([one("finished", 1.0), one("diverged", math.nan)]).metrics == {}
 
 
 def write_checkpoint(folder, standing):
@@ -300,7 +276,9 @@ def test_settings_of_a_run_are_changed_by_name(trained):
     assert changed.training["learning_rate"] == 0.5
     assert changed.config["width"] == 16
     assert changed.training["batch_size"] == trained.training["batch_size"]
-    task = Task(number=0, folder=str(trained.folder), settings={"width": 8}, metrics=("a",))
+    task = Task(
+        number=0, variant="dummy", folder=str(trained.folder), settings={"width": 8}, metrics=("a",)
+    )
     assert task.run().config["width"] == 8
 
 
@@ -314,7 +292,7 @@ def test_a_run_has_diverged_where_its_last_loss_is_no_number(trained):
 
 
 @pytest.mark.usefixtures("trained")
-def test_decoding_is_tuned_without_training_and_goes_on(prepared, make, monkeypatch):
+def test_decoding_is_tuned_without_training_and_goes_on(prepared, monkeypatch):
     monkeypatch.setattr(cluster, "connect", lambda: None)
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2})
     measured = []
@@ -347,7 +325,7 @@ def test_decoding_is_tuned_without_training_and_goes_on(prepared, make, monkeypa
     assert ended.described()["best"]["config"]["decode"] == "beam"
 
 
-def test_a_report_has_table_pictures_and_a_page_that_needs_no_network(make):
+def test_a_report_has_table_pictures_and_a_page_that_needs_no_network():
     found = make(samples=12)
     for number, _, settings in asked(found):
         value = 30 + math.log10(settings["learning_rate"]) ** 2
@@ -371,9 +349,12 @@ def test_a_report_has_table_pictures_and_a_page_that_needs_no_network(make):
     assert "Plotly.newPlot" in page
     with pytest.raises(UsageError, match="did you mean 'learning_rate'"):
         report.write(found, found.folder / "report", ("learning_rat", "batch_size"))
+    with pytest.raises(UsageError, match="is there already, and no report"):
+        report.write(found, found.folder)  # which holds the sweep itself
+    report.write(found, found.folder / "report")
 
 
-def test_one_setting_is_shown_with_all_that_was_counted_and_measured(make, home):
+def test_one_setting_is_shown_with_all_that_was_counted_and_measured(home):
     """Table 4 of Dual-Emp: texts and metrics against the threshold."""
     thresholds = Choice(values=(0.5, 0.6, 0.7))
     found = make(
@@ -413,7 +394,7 @@ def test_the_mean_over_seeds_has_an_interval(trained):
     assert (one.low, one.high) == pytest.approx((2 - 2.484, 2 + 2.484), abs=1e-3)  # t = 4.303
 
 
-def test_steps_saved_are_counted_against_full_runs(make, trained):
+def test_steps_saved_are_counted_against_full_runs(trained):
     found = make()
     for number, _, _ in asked(found)[:3]:
         ended = "finished" if number == 0 else "stopped early"
@@ -452,7 +433,7 @@ def test_a_trial_whose_process_was_gone_before_it_began_begins_again(monkeypatch
     assert not keeper.queue
 
 
-def test_a_sweep_and_its_trials_know_their_job(make, prepared, monkeypatch):
+def test_a_sweep_and_its_trials_know_their_job(prepared, monkeypatch):
     monkeypatch.setattr(driver.tracking, "start_group", lambda *_: "group")
     found = make(samples=2, asked={"data": str(prepared), "preset": "tiny"})
     for job in ("tune-1", "tune-2"):  # submitted again, after a stop
@@ -470,7 +451,7 @@ def test_a_trial_is_judged_by_looks_that_have_its_metric(home, monkeypatch):
     """Before it learns to speak a look has no perplexity; of what never has one it is an error."""
     told = []
     monkeypatch.setattr("ray.tune.report", told.append)
-    task = Task(number=0, folder="", settings={}, metrics=("valid_perplexity",))
+    task = Task(number=0, variant="dummy", folder="", settings={}, metrics=("valid_perplexity",))
     looks = [{"valid_loss": 3.0}, {"valid_loss": 2.0, "valid_perplexity": 9.0}]
     for variant in ("emotion-cause-soft", "emotion-classifier"):
         run = write_run(home, variant, variant)
