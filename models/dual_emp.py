@@ -20,6 +20,7 @@ Deviations: as in `transformer.py`, and
   and values the values remain.
 - The emotion is that of all states, each counted with its share of q(z): texts whose drawn states
   are the same early on would keep sharing them.
+- Eq. 13's alpha weighs the emotion's loss under both posteriors, each of which tells it.
 - Directions share word vectors, and each has an output layer of its own unless `tied`.
 - A context that the backward model imagines has no turns: all of it is the speaker's.
 - Unpaired texts are learned from at once: `paired_steps` is 0.
