@@ -145,12 +145,12 @@ class Meed2(Transformer):
     presets: ClassVar = {
         "tiny": {
             "width": 32, "num_layers": 1, "num_heads": 2, "key_depth": 32, "filter_width": 64,
-            "vocabulary_size": 600,
+            "vocabulary_size": 600, "max_context": 100,
         },
         "small": {
             "width": 128, "num_layers": 2, "num_heads": 4, "key_depth": 128, "filter_width": 512,
             "vocabulary_size": 8_000, "learning_rate": 1e-3, "schedule": "linear",
-            "warmup_steps": 100, "max_epochs": 6,
+            "warmup_steps": 100, "max_epochs": 6, "max_context": 100,
         },
         # Of what its appendix does not say: what the public code of others has.
         "paper": {

@@ -1,13 +1,15 @@
 """The references that the bench compares with do the same work, only more slowly."""
 
+import itertools
 import json
 
 import pytest
 import torch
 
-from attune.jobs.bench import generation, training, tuning
+from attune.jobs.bench import curation, generation, training, tuning
 from attune.models.decoding import Decoding
 from attune.platform.batches import encode
+from attune.platform.curating import subtitles
 from attune.platform.evaluation.evaluate import answer
 
 
@@ -70,3 +72,29 @@ def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
     assert found["overhead_of_five_minutes"] == pytest.approx(2 * (1 + 5 / 300) - 1)
     steps = {name: each["steps"] for name, each in found["stopping"].items()}
     assert steps == {"none": 16 * 12, "asha": 8 * 12 + 8 * 4}
+
+
+def test_made_up_films_are_subtitles_and_both_numbers_of_workers_are_timed(
+    prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(curation, "FILES", 2)
+    monkeypatch.setattr(curation, "LINES", 5)
+    asked = []
+
+    def attune(_, *arguments):
+        asked.append(arguments)
+        workers = arguments[arguments.index("--workers") + 1] if "--workers" in arguments else "0"
+        return {"hash": "same", "speed": {"lines_per_second": 10.0 * int(workers)}}
+
+    monkeypatch.setattr(curation, "attune", attune)
+    found = curation.measure(prepared, tmp_path)
+    assert {n: [each["lines_per_second"] for each in turns] for n, turns in found.items()} == {
+        "1": [10.0] * curation.TURNS, "2": [20.0] * curation.TURNS,
+    }  # fmt: skip
+    assert asked[0][:2] == ("data", "turns")
+    films = subtitles.find(tmp_path / "curation" / "films")
+    for lines in map(subtitles.read, films):
+        assert len(lines) == 5
+        assert all(line.end - line.start == pytest.approx(2.0) for line in lines)
+        assert all(after.start > line.end for line, after in itertools.pairwise(lines))
+    assert len(films) == 2
