@@ -289,7 +289,7 @@ def _begun(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
         ready = spaces.find_ready(typed["sweep"]) if "sweep" in typed else spaces.Ready()
         tried = _tried(typed, ready, list(found.spaces), was["changes"], was["preset"])
         now["space"], was["space"] = _as_json(tried), found.spaces
-    for key in set(now) - {*LIMITS, "sweep"}:
+    for key in sorted(set(now) - {*LIMITS, "sweep"}):
         if was.get(key) != now[key]:
             raise UsageError(
                 f"sweep '{found.name}' was begun with other {key}: leave it out to go on, or begin "
