@@ -264,8 +264,8 @@ def test_begin_with_takes_over_weights_and_words(begin, prepared):
 def test_a_stage_begins_with_the_best_of_the_one_before(begin, monkeypatch):
     real, looks = loop.evaluate, []
 
-    def worse_each_time(*arguments):
-        looks.append(real(*arguments))
+    def worse_each_time(*arguments, **named):
+        looks.append(real(*arguments, **named))
         return {**looks[-1], "valid_emotion_accuracy": 1 / len(looks)}
 
     monkeypatch.setattr(loop, "evaluate", worse_each_time)
