@@ -96,7 +96,7 @@ class Subwords(Vocabulary):
         words = (number - len(SPECIALS) for number in numbers if number >= len(SPECIALS))
         return [self.tokenizer.decode([number]).strip() for number in words]
 
-    def count_words(self, numbers: npt.NDArray[np.int32]) -> int:
+    def count_words(self, numbers: npt.NDArray[np.int64]) -> int:
         """How many words some subwords make, `<eos>` being one: those that begin with a blank."""
         begins = [token == END or token.startswith(BLANK) for token in self.tokens]
         return int(np.array(begins)[numbers].sum())

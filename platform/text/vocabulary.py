@@ -100,7 +100,7 @@ class Vocabulary:
         """Each token by itself, without the special ones."""
         return self.decode(numbers)
 
-    def count_words(self, numbers: npt.NDArray[np.int32]) -> int:
+    def count_words(self, numbers: npt.NDArray[np.int64]) -> int:
         """How many words some tokens make, `<eos>` being one."""
         return len(numbers)
 
