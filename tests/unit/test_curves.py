@@ -14,7 +14,7 @@ def test_a_generator_is_shown_from_its_own_stage_on(monkeypatch):
     monkeypatch.setattr(curves, "read_metrics", lambda _: lines)
     run = SimpleNamespace(name="one", metrics_file=None, result={"best_step": 1260})
     axes = Figure().subplots()
-    curves._draw(axes, run, "valid_perplexity")
+    curves._draw(axes, run, curves._looks(run, "valid_perplexity"), "C0")
     drawn, best = axes.lines
     assert list(drawn.get_xdata()) == [630, 945, 1260]
     assert list(best.get_ydata()) == [60.0]
