@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from attune.jobs.bench import curation, generation, preparation, training, tuning
+from attune.jobs.bench import curation, generation, preparation, stopping, training, tuning
 from attune.jobs.console import Json, console, print_json
 from attune.platform.commit import commit
 from attune.platform.corpora.sources import BUNDLED
@@ -19,6 +19,7 @@ PARTS = {
     "training": training,
     "generation": generation,
     "tuning": tuning,
+    "stopping": stopping,
     "curation": curation,
 }
 
@@ -54,6 +55,7 @@ def main(
             "training": lambda: training.measure(data, place),
             "generation": lambda: generation.measure(data, place, run),
             "tuning": lambda: tuning.measure(data, place),
+            "stopping": lambda: stopping.measure(data, place),
             "curation": lambda: curation.measure(data, place),
         }
         for name in wanted:

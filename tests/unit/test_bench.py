@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from attune.jobs.bench import curation, generation, training, tuning
+from attune.jobs.bench import curation, generation, stopping, training, tuning
 from attune.models.decoding import Decoding
 from attune.platform.batches import encode
 from attune.platform.curating import subtitles
@@ -48,7 +48,9 @@ def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
     """A bare run of a second a step; trials of two, five seconds apart; half the trials stopped."""
 
     def logged(name, start, steps, pace):
-        folder = tmp_path / "tuning" / "runs" / name
+        folder = (
+            tmp_path / ("stopping" if name[:4] in ("none", "asha") else "tuning") / "runs" / name
+        )
         folder.mkdir(parents=True)
         lines = [{"step": n, "time": 1000 * (start + n * pace)} for n in range(1, steps + 1)]
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -61,16 +63,18 @@ def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
             for number in range(tuning.TRIALS):
                 logged(f"bench-{number:03d}", number * (20 + 5) - 2, 11, 2)
         else:
-            for number in range(tuning.SAMPLES):
+            for number in range(stopping.SAMPLES):
                 logged(f"{name}-{number:03d}", 0, 4 if name == "asha" and number % 2 else 12, 1)
         return {"best": {"metrics": {"valid_perplexity": 40.0}}}
 
     monkeypatch.setattr(tuning, "attune", attune)
+    monkeypatch.setattr(stopping, "attune", attune)
     found = tuning.measure(tmp_path, tmp_path)
     assert found["seconds_between_trials"] == [5.0] * (tuning.TRIALS - 1)
     assert (found["bare_seconds"], found["trial_seconds"]) == (10.0, 20.0)
     assert found["overhead_of_five_minutes"] == pytest.approx(2 * (1 + 5 / 300) - 1)
-    steps = {name: each["steps"] for name, each in found["stopping"].items()}
+    saved = stopping.measure(tmp_path, tmp_path)
+    steps = {name: each["steps"] for name, each in saved.items()}
     assert steps == {"none": 16 * 12, "asha": 8 * 12 + 8 * 4}
 
 
