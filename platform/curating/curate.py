@@ -274,6 +274,8 @@ def curate(
         for number, some in enumerate(in_pieces(files, FILES_OF_A_PART))
     ]
     left = [Path(part.file) for part in parts if not Path(part.file).is_file()]
+    if left:
+        cluster.connect()  # which takes as long for ten files as for all of OpenSubtitles
     started = time.monotonic()
     cluster.make_files(curate_part, parts, progress, at_once=workers)
     speed = _speed(left, time.monotonic() - started)
