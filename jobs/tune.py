@@ -67,9 +67,10 @@ def run(
     scheduler: Annotated[
         str | None,
         typer.Option(
-            metavar="asha|median|pbt|none", show_default="asha",
-            help="Who is stopped early: all but a third after 1, 3, 9 ... looks; who is worse than "
-            "the median; nobody, but the worst take over weights and settings of the best; nobody.",
+            metavar="asha|median|pbt|none", show_default="asha; none for a grid",
+            help="Who is stopped early: all but the best third after 1, 3, 9 ... looks; who is "
+            "worse than the median; nobody, but the worst take over weights and settings of the "
+            "best; nobody.",
         ),
     ] = None,
     search: Annotated[
@@ -186,7 +187,7 @@ def _seconds(text: str) -> float:
 def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     from attune.platform.settings import find_variant
     from attune.platform.training.start import check_zero
-    from attune.platform.tuning import driver, spaces, sweep
+    from attune.platform.tuning import schedulers, spaces, sweep
 
     ready = spaces.find_ready(typed["sweep"]) if "sweep" in typed else spaces.Ready()
     variants = typed.get("variants") or list(ready.variants)
@@ -199,10 +200,12 @@ def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     tried = _tried(typed, ready, variants, fixed, preset)
     metrics = sweep.metric_names(typed.get("metric", ready.metric), variants)
     late = len(metrics) > 1 or any(m.removeprefix("valid_") in sweep.AT_THE_END for m in metrics)
-    scheduler = one_of("scheduler", typed.get("scheduler", "none" if late else "asha"), SCHEDULERS)
-    usual = "random" if scheduler == "pbt" else ready.search or "optuna"
+    usual = "random" if typed.get("scheduler") == "pbt" else ready.search or "optuna"
     search = one_of("search", typed.get("search", usual), spaces.SEARCHES)
-    driver.check(scheduler, search, metrics, tried, typed.get("workers", 1))
+    # Who asks for every combination wants to know of each.
+    usual = "none" if late or search == "grid" else "asha"
+    scheduler = one_of("scheduler", typed.get("scheduler", usual), SCHEDULERS)
+    schedulers.check(scheduler, search, metrics, tried, typed.get("workers", 1))
     count = spaces.size_of_grid(tried) if search == "grid" else SAMPLES
     if "init" in typed:
         options.trained_run(typed["init"])

@@ -30,7 +30,8 @@ from attune.platform.errors import DataError, UsageError, unknown
 from attune.platform.home import home
 from attune.platform.settings import find_variant
 from attune.platform.store import Run, Status
-from attune.platform.tuning import spaces
+from attune.platform.tuning import halving, spaces
+from attune.platform.tuning.halving import Climber
 from attune.platform.tuning.spaces import Space
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ AT_THE_END = ("bleu", "distinct_1", "distinct_2", "different_answers", "perplexi
 """Metrics that need answers to all of valid, and so are there when a trial has finished."""
 SECONDS_OF_A_LOCK = 5
 MORE_IS_BETTER = ("accuracy", "bleu", "distinct", "different", "f1", "precision", "recall")
-RUNS, ENDED, REASON, SETTINGS, METRICS, CHOSEN = (
-    "runs", "ended", "reason", "settings", "metrics", "variant",
+RUNS, ENDED, REASON, SETTINGS, METRICS, CHOSEN, LOOKS, RUNG = (
+    "runs", "ended", "reason", "settings", "metrics", "variant", "looks", "rung",
 )  # fmt: skip
-"""What is kept of a trial beside Optuna's own."""
+"""What is kept of a trial beside Optuna's own. Of looks it is the first metric's best so far; the
+rung is the look that a trial may be trained to, where trials are halved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,30 +172,37 @@ class Sweep:
 
         trials = self.study.get_trials(deepcopy=False)
         begun = [trial for trial in trials if trial.state.name != "WAITING"]
-        # Seeded by the trial's number: a sweep that goes on draws what it would have drawn.
         if half := [trial for trial in begun if SETTINGS not in trial.user_attrs]:
             # A driver has died while it asked.
-            self.study.sampler = self._sampler(half[0].number)
             trial = Trial(self.study, half[0]._trial_id)
-        elif len(begun) == len(trials) and (self.search == "grid" or len(trials) >= self.samples):
-            return None
         else:
-            if len(begun) == len(trials) and len(self.spaces) > 1 and self.kind == "training":
-                # Variants take turns, so that each has its share of the trials to be its best with.
-                turn = list(self.spaces)[len(begun) % len(self.spaces)]
-                self.study.enqueue_trial({spaces.VARIANT: turn})
-            self.study.sampler = self._sampler(len(begun))
+            if len(begun) == len(trials):
+                if self.search == "grid" or len(trials) >= self.samples:
+                    return None
+                self.study.enqueue_trial(self._drawn(trials))
             trial = self.study.ask()
         chosen, settings = spaces.suggest(trial, self.tried)
         trial.set_user_attr(CHOSEN, chosen)
         trial.set_user_attr(SETTINGS, settings)
         return trial.number, chosen, settings
 
-    def _sampler(self, number: int) -> Any:
+    def _drawn(self, trials: "Sequence[FrozenTrial]") -> dict[str, Any]:
+        """What the search wants to try next. It learns from trials that wait as from those that
+        were stopped; Optuna's samplers do not see what has not ended."""
+        import optuna
         from optuna.samplers import RandomSampler, TPESampler
 
-        words = np.random.SeedSequence([self.seed, number]).generate_state(1)
-        return (TPESampler if self.search == "optuna" else RandomSampler)(seed=int(words[0]))
+        # Seeded by the trial's number: a sweep that goes on draws what it would have drawn.
+        words = np.random.SeedSequence([self.seed, len(trials)]).generate_state(1)
+        sampler = (TPESampler if self.search == "optuna" else RandomSampler)(seed=int(words[0]))
+        known = optuna.create_study(directions=self.directions, sampler=sampler)
+        known.add_trials(each for trial in trials if (each := _seen(trial)) is not None)
+        if len(self.spaces) > 1 and self.kind == "training":
+            # Variants take turns, so that each has its share of the trials to be its best with.
+            known.enqueue_trial({spaces.VARIANT: list(self.spaces)[len(trials) % len(self.spaces)]})
+        trial = known.ask()
+        spaces.suggest(trial, self.tried)
+        return trial.params
 
     def fill_grid(self) -> None:
         """Have the search ask for every combination, once."""
@@ -207,24 +216,26 @@ class Sweep:
         for trial in self.trials():
             kept = trial.user_attrs
             if ENDED in kept and not trial.state.is_finished():
-                self.tell(trial.number, kept[ENDED], kept.get(REASON, ""), kept[METRICS])
+                reason = kept.get(REASON, "")
+                self.tell(trial.number, kept[ENDED], reason, kept[METRICS], kept[LOOKS])
 
     def tell(
         self, number: int, ended: Ended, reason: str, metrics: Mapping[str, float],
         looks: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        """Keep what came of a trial; `looks` are its first metric's values on the way."""
+        """Keep what came of a trial; `looks` are its first metric's best on the way."""
         from optuna.trial import Trial, TrialState
 
         trial = Trial(self.study, self.frozen(number)._trial_id)
-        for key, value in ((METRICS, dict(metrics)), (ENDED, ended), (REASON, reason)):
+        known = [value for value in looks if math.isfinite(value)]
+        kept = {METRICS: dict(metrics), LOOKS: known, ENDED: ended, REASON: reason}
+        for key, value in kept.items():
             trial.set_user_attr(key, value)
         values = [metrics.get(name, math.nan) for name in self.metrics]
         usable = all(math.isfinite(value) for value in values)
         if ended == "stopped early" and len(self.metrics) == 1:
-            for place, looked in enumerate(looks):
-                if math.isfinite(looked):
-                    trial.report(looked, place)
+            for place, looked in enumerate(known):
+                trial.report(looked, place)
             self.study.tell(number, state=TrialState.PRUNED)
         elif ended in ("finished", "stopped early") and usable:
             self.study.tell(number, values)
@@ -247,6 +258,22 @@ class Sweep:
         """All that were begun."""
         found = self.study.get_trials(deepcopy=False)
         return [trial for trial in found if SETTINGS in trial.user_attrs]
+
+    def climbers(self) -> list[Climber]:
+        """The trials as halving sees them; those that failed leave their places to others."""
+        sign = -1 if more_is_better(self.metrics[0]) else 1
+        return [
+            Climber(
+                number=trial.number,
+                variant=kept[CHOSEN],
+                costs=[sign * value for value in kept.get(LOOKS, ())],
+                rung=kept.get(RUNG, halving.FIRST),
+                ended=ENDED in kept,
+                finished=kept.get(ENDED) == "finished",
+            )
+            for trial in self.trials()
+            if (kept := trial.user_attrs).get(ENDED) not in ("failed", "diverged")
+        ]
 
     def runs_of(self, trial: "FrozenTrial") -> list[Run]:
         """A trial's runs, one for each seed."""
@@ -307,6 +334,20 @@ class Sweep:
             "metrics": kept.get(METRICS, {}),
             "run_id": (runs[0].run_id if len(runs) == 1 else runs[0].parent) if runs else None,
         }
+
+
+def _seen(trial: "FrozenTrial") -> "FrozenTrial | None":
+    """A trial as a search may learn from it; None where there is nothing to learn yet."""
+    from optuna.trial import TrialState, create_trial
+
+    if trial.state.is_finished():
+        return trial
+    if LOOKS not in trial.user_attrs:
+        return None
+    return create_trial(
+        state=TrialState.PRUNED, params=trial.params, distributions=trial.distributions,
+        intermediate_values=dict(enumerate(trial.user_attrs[LOOKS])),
+    )  # fmt: skip
 
 
 def value_of(metrics: Mapping[str, Any], name: str) -> float:

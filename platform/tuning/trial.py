@@ -49,6 +49,8 @@ class Task:
     over: bool = False
     """It ended before the sweep was interrupted: there is only to tell of it again."""
     cores: float = 1
+    rung: int | None = None
+    """The look at which to leave off, if it is not trained to its end."""
 
     def run(self) -> Run:
         """The run, with these settings."""
@@ -57,6 +59,10 @@ class Task:
 
 class DivergedError(Exception):
     """A loss is no number any more."""
+
+
+class RungError(Exception):
+    """A trial has come as far as it may for now; its checkpoint is written."""
 
 
 class WrongMetricError(UsageError):
@@ -83,7 +89,7 @@ def trial(config: dict[str, Any]) -> None:
     run = task.run()
     try:
         _trial(task, run)
-    except DivergedError:
+    except (DivergedError, RungError):
         pass  # the metrics file says so, and trying again would give the same
     except (UsageError, DataError) as error:  # so would this
         name = WRONG_METRIC if isinstance(error, WrongMetricError) else PROBLEM
@@ -167,6 +173,8 @@ class Teller:
             tune.report(told, checkpoint=tune.Checkpoint.from_directory(folder))
         else:
             tune.report(told)
+        if self.task.rung is not None and count >= self.task.rung:
+            raise RungError
 
     def _speaks_later(self) -> bool:
         """Whether looks without a perplexity are those of a stage before it learns to speak."""
@@ -215,7 +223,7 @@ def _train_apart(task: Task, run: Run, teller: Teller) -> None:
     try:
         for step, metrics in _followed(run, thread):
             teller(step, metrics, over=False)
-    except (SystemExit, DivergedError):  # workers end after this step
+    except (SystemExit, DivergedError, RungError):  # workers end after this step
         run.stop_file.touch()
         thread.join()
         raise

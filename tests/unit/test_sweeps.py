@@ -7,7 +7,8 @@ import pytest
 
 from attune.models.base import Between
 from attune.platform.errors import UsageError
-from attune.platform.tuning import decoding, driver, spaces, sweep
+from attune.platform.tuning import decoding, schedulers, spaces, sweep
+from attune.platform.tuning import keeper as keepers
 from tests.commands import refused
 from tests.runs import write_run
 from tests.sweeps import SPACE, asked, make
@@ -36,24 +37,6 @@ def test_variants_take_turns_and_each_has_a_best():
     assert "best_of_each" not in make("one").described()
 
 
-def test_who_learns_slowly_is_held_against_its_own_variant():
-    halving = driver._Halving(["fast", "slow"])
-    halving.set_search_properties("valid_perplexity", "min")
-
-    def look(number, variant, value):
-        trial = SimpleNamespace(trial_id=str(number), config={driver.TASK: {"variant": variant}})
-        halving.on_trial_add(None, trial)
-        return halving.on_trial_result(
-            None, trial, {driver.LOOK: 1, "valid_perplexity": value, "training_iteration": 1}
-        )
-
-    decided = [look(n, "fast", 10.0 + n) for n in range(4)]
-    assert decided[0] == halving.CONTINUE
-    assert decided[1:] == [halving.STOP] * 3
-    assert look(4, "slow", 90.0) == halving.CONTINUE
-    assert look(5, "slow", 95.0) == halving.STOP
-
-
 class Member:
     """A trial of Tune's that runs, as it says."""
 
@@ -63,7 +46,7 @@ class Member:
 
 def test_a_population_does_not_wait_for_a_member_that_has_ended():
     """Tune counts it among the living while it tells of its end."""
-    population = driver._Population({"rate": Between(low=0.1, high=1.0)})
+    population = schedulers.Population({"rate": Between(low=0.1, high=1.0)})
     members = [Member(), Member(), Member()]
     population._trial_state = {
         each: SimpleNamespace(last_train_time=looks)
@@ -172,12 +155,12 @@ def test_the_best_is_kept_unless_the_sweep_was_asked_to_stop(home, monkeypatch, 
     tracker = SimpleNamespace(
         keep=lambda run, *_: kept.append(run.name), end=lambda *_: None, close=lambda _: None,
     )  # fmt: skip
-    monkeypatch.setattr(driver, "sample_answers", lambda _: pl.DataFrame())
-    monkeypatch.setattr(driver.tracking, "finish_group", lambda *_: None)
+    monkeypatch.setattr(keepers, "sample_answers", lambda _: pl.DataFrame())
+    monkeypatch.setattr(keepers.tracking, "finish_group", lambda *_: None)
     if why == "asked to stop":
         found.stop_file.touch()
     for _ in range(2):  # the second time it is there already
-        keeper = driver._Keeper(found, tracker, lambda *_: None)
+        keeper = keepers.Keeper(found, tracker, lambda *_: None)
         keeper.stopping = why
         found = keeper.finish()
     assert kept == ([] if why == "asked to stop" else ["s-000"])
@@ -186,18 +169,18 @@ def test_the_best_is_kept_unless_the_sweep_was_asked_to_stop(home, monkeypatch, 
 
 def test_settings_that_leave_nothing_fail_and_the_sweep_goes_on(home, monkeypatch):
     found = make(samples=2)
-    monkeypatch.setattr(driver.tracking, "start_group", lambda *_: "group")
-    keeper = driver._Keeper(found, SimpleNamespace(), lambda *_: None)
+    monkeypatch.setattr(keepers.tracking, "start_group", lambda *_: "group")
+    keeper = keepers.Keeper(found, SimpleNamespace(), lambda *_: None)
     reasons = iter(["harvest_threshold=0.7: none is left", "no such data"])
     monkeypatch.setattr(
-        driver.start, "new_run", lambda *_, **__: (_ for _ in ()).throw(UsageError(next(reasons)))
+        keepers.start, "new_run", lambda *_, **__: (_ for _ in ()).throw(UsageError(next(reasons)))
     )
     assert keeper.next() is None
     assert found.count("failed") == 2
     run = write_run(home, "s-009", "dummy")
-    (run.folder / driver.PROBLEM).write_text("it leaves nothing")
-    assert keeper._outcome(run, "").ended == "failed"
+    (run.folder / keepers.PROBLEM).write_text("it leaves nothing")
+    assert keeper._outcome(run, None, "").ended == "failed"
     assert not keeper.stopping
-    (run.folder / driver.WRONG_METRIC).write_text("--metric x: there is none")
-    assert keeper._outcome(run, "").ended == "failed"
+    (run.folder / keepers.WRONG_METRIC).write_text("--metric x: there is none")
+    assert keeper._outcome(run, None, "").ended == "failed"
     assert keeper.stopping == keeper.problem == "--metric x: there is none"

@@ -19,9 +19,10 @@ from attune.platform.errors import UsageError
 from attune.platform.training import checkpoints
 from attune.platform.training.metrics_file import MetricsFile
 from attune.platform.training.settings import configure
-from attune.platform.tuning import decoding, driver, report, spaces, sweep
+from attune.platform.tuning import decoding, driver, report, schedulers, spaces, sweep
+from attune.platform.tuning import keeper as keepers
 from attune.platform.tuning.spaces import Ready
-from attune.platform.tuning.trial import LOOK, Task, Teller, diverged, with_settings
+from attune.platform.tuning.trial import LOOK, TASK, Task, Teller, diverged, with_settings
 from tests.runs import write_run
 from tests.sweeps import SPACE, asked, make
 
@@ -146,7 +147,8 @@ def test_a_trial_is_not_lost_where_a_driver_dies_while_it_asks(search):
         found.fill_grid()
     expected = asked(whole)
     first = torn.ask()
-    torn.study.sampler = torn._sampler(1)
+    if search == "random":
+        torn.study.enqueue_trial(torn._drawn(torn.study.get_trials()))
     torn.study.ask()  # and here it dies
     assert [first, *asked(sweep.read(torn.folder))] == expected
 
@@ -163,7 +165,7 @@ def test_what_ended_early_is_no_best_and_what_failed_has_no_value():
     assert described["best"]["config"]["variant"] == "dummy"
     states = [trial.state.name for trial in found.trials()]
     assert states == ["COMPLETE", "PRUNED", "FAIL", "COMPLETE", "RUNNING", "RUNNING"]
-    assert found.frozen(1).intermediate_values == {0: 30.0, 2: 20.0}
+    assert found.frozen(1).intermediate_values == {0: 30.0, 1: 20.0}
 
 
 def test_of_two_metrics_there_is_a_front():
@@ -194,9 +196,9 @@ def test_of_two_metrics_there_is_a_front():
 def test_what_does_not_go_together_is_told_at_once(fields, message):
     usual = {"scheduler": "asha", "search": "random", "metrics": ("valid_loss",),
              "spaces": {"a": SPACE}, "workers": 1}  # fmt: skip
-    driver.check(**usual)
+    schedulers.check(**usual)
     with pytest.raises(UsageError, match=message):
-        driver.check(**{**usual, **fields})
+        schedulers.check(**{**usual, **fields})
 
 
 def test_who_takes_over_keeps_its_place_and_stays_in_range():
@@ -204,7 +206,7 @@ def test_who_takes_over_keeps_its_place_and_stays_in_range():
         return SimpleNamespace(config={"task": {"number": number, "settings": settings}})
 
     tried = {"rate": Between(low=0.1, high=1.0), "layers": Between(low=1, high=4, scale="int")}
-    population = driver._Population(tried)
+    population = schedulers.Population(tried)
     one, other = member(0, rate=0.2, layers=1, gate="each"), member(1, rate=1.0, layers=4, gate="x")
     found = [population._get_new_config(one, other)[0]["task"] for _ in range(40)]
     assert {task["number"] for task in found} == {0}
@@ -218,14 +220,19 @@ def test_who_takes_over_keeps_its_place_and_stays_in_range():
 def test_seeds_together_are_their_mean_and_the_worst_end():
     def one(ended, value):
         metrics = {"valid_loss": value}
-        return driver._Outcome(ended=ended, reason=ended, metrics=metrics, looks=[])
+        return keepers.Outcome(ended=ended, reason=ended, metrics=metrics, looks=[])
 
-    both = driver._together([one("finished", 1.0), one("finished", 3.0)])
+    both = keepers._together([one("finished", 1.0), one("finished", 3.0)])
     assert both.metrics == {"valid_loss": 2.0, "valid_loss_std": pytest.approx(math.sqrt(2))}
     assert (
-        driver._together([one("finished", 1.0), one("stopped early", 3.0)]).ended == "stopped early"
+        keepers._together([one("finished", 1.0), one("stopped early", 3.0)]).ended
+        == "stopped early"
     )
-    assert driver._together([one("finished", 1.0), one("diverged", math.nan)]).metrics == {}
+    assert keepers._together([one("finished", 1.0), one("diverged", math.nan)]).metrics == {}
+    early, late = one("finished", 1.0), one("waits", 3.0)
+    early.looks, late.looks = [5.0], [7.0, 3.0]
+    both = keepers._together([early, late])
+    assert (both.ended, both.looks) == ("waits", [6.0, 4.0])
 
 
 def write_checkpoint(folder, standing):
@@ -417,14 +424,14 @@ def test_a_budget_is_a_time():
 
 def test_a_trial_whose_process_was_gone_before_it_began_begins_again(monkeypatch):
     """Tune does not count that as a failure: its error is none."""
-    keeper = object.__new__(driver._Keeper)
+    keeper = object.__new__(keepers.Keeper)
     keeper.restarts, keeper.queue = collections.Counter(), collections.deque()
     keeper.live = {"s-000": (0, "run")}
     told = []
     monkeypatch.setattr(keeper, "_ended", lambda _, error: told.append(error))
     task = {"folder": "runs/s-000", "population": False}
-    gone = SimpleNamespace(get_error=lambda: None, config={driver.TASK: task})
-    for _ in range(driver.RETRIES):
+    gone = SimpleNamespace(get_error=lambda: None, config={TASK: task})
+    for _ in range(keepers.RETRIES):
         keeper.on_trial_error(0, [], gone)
         assert keeper.queue == collections.deque([(0, "run")])
         keeper.live["s-000"] = keeper.queue.popleft()
@@ -434,12 +441,12 @@ def test_a_trial_whose_process_was_gone_before_it_began_begins_again(monkeypatch
 
 
 def test_a_sweep_and_its_trials_know_their_job(prepared, monkeypatch):
-    monkeypatch.setattr(driver.tracking, "start_group", lambda *_: "group")
+    monkeypatch.setattr(keepers.tracking, "start_group", lambda *_: "group")
     found = make(samples=2, asked={"data": str(prepared), "preset": "tiny"})
     for job in ("tune-1", "tune-2"):  # submitted again, after a stop
         monkeypatch.setenv(logs.JOB, job)
         monkeypatch.setenv(logs.DASHBOARD, f"http://head/{job}")
-        keeper = driver._Keeper(found, SimpleNamespace(), lambda *_: None)
+        keeper = keepers.Keeper(found, SimpleNamespace(), lambda *_: None)
         keeper._enqueue(0 if job == "tune-2" else found.ask()[0])
         trial = store.find("s-000")
         assert (trial.job, trial.dashboard) == (job, f"http://head/{job}")

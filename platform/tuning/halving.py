@@ -1,0 +1,80 @@
+"""Asynchronous successive halving (Li et al. 2020): who may go on.
+
+A trial is trained to a rung, which is the 1st, 3rd, 9th ... look at valid, and waits there. Of all
+trials of a variant that came to a rung the best third may go on to the next one. New trials begin
+before anybody goes on, unless so many have come to a rung that its best third is hardly going to
+change.
+
+Ray Tune's scheduler of that name decides at once and for good: who comes first to a rung always
+goes on, to the end, and a later trial that a search has learned to make better than those before it
+nearly always does. Here a trial waits, and is taken up when it turns out to be good, since any run
+goes on from its checkpoint.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+KEPT_OF = 3
+"""One of so many goes on; rungs are as many times apart."""
+COHORT = KEPT_OF**3
+"""So many must have come to a rung before somebody goes on while others could still begin. Of three
+the best is among the best five of sixteen in seven of ten cases only; who was let on in vain
+costs as much as several first looks."""
+FIRST = 1
+"""The look that is the first rung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climber:
+    """A trial, as far as it came."""
+
+    number: int
+    variant: str
+    costs: Sequence[float]
+    """After each look the best so far; less is better."""
+    rung: int
+    """The look that it may be trained to."""
+    ended: bool
+    finished: bool
+    """It came to its own end."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has come to its rung, and could go on."""
+        return not self.ended and len(self.costs) >= self.rung
+
+
+def above(rung: int) -> int:
+    """The next rung."""
+    return rung * KEPT_OF
+
+
+def best_to_go_on(climbers: Sequence[Climber], least: int = 1) -> Climber | None:
+    """Who waits among the best third that came to its rung, which at least so many have; the lowest
+    rung comes first, since the higher ones are filled from it."""
+    for rung, group in _by_rung(climbers):
+        for climber in group[: len(group) // KEPT_OF] if len(group) >= least else ():
+            if climber.waits and climber.rung == rung:
+                return climber
+    return None
+
+
+def best_of_the_last(climbers: Sequence[Climber]) -> Climber | None:
+    """The best of the highest rung, of a variant that none has finished of: two trials have no best
+    third, and somebody must come to the end."""
+    done = {climber.variant for climber in climbers if climber.finished}
+    waiting = [each for each in climbers if each.waits and each.variant not in done]
+    groups = [group for _, group in _by_rung(waiting)]
+    return groups[-1][0] if groups else None
+
+
+def _by_rung(climbers: Sequence[Climber]) -> Iterator[tuple[int, list[Climber]]]:
+    """For each rung, the lowest first, those of each variant that came to it, the best first. A
+    variant is held against itself: one that learns slowly would never come to its best beside
+    others."""
+    for rung in sorted({climber.rung for climber in climbers}):
+        came = [climber for climber in climbers if len(climber.costs) >= rung]
+        came.sort(key=lambda climber: (climber.costs[rung - 1], climber.number))
+        for variant in dict.fromkeys(climber.variant for climber in climbers):
+            if group := [climber for climber in came if climber.variant == variant]:
+                yield rung, group

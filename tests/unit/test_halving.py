@@ -1,0 +1,196 @@
+"""Asynchronous successive halving: who goes on, and what is left when a sweep goes on."""
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from attune.platform import store
+from attune.platform.training import checkpoints
+from attune.platform.training.loop import RESULT
+from attune.platform.training.metrics_file import MetricsFile
+from attune.platform.tuning import halving, sweep
+from attune.platform.tuning import keeper as keepers
+from attune.platform.tuning.halving import Climber
+from attune.platform.tuning.trial import RungError, Task, Teller, looks
+from tests.runs import write_run
+from tests.sweeps import SPACE, make
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def climbers(*costs, rung=1, variant="a", start=0):
+    return [
+        Climber(number=n, variant=variant, costs=[cost], rung=rung, ended=False, finished=False)
+        for n, cost in enumerate(costs, start=start)
+    ]
+
+
+def test_the_best_third_goes_on():
+    assert halving.best_to_go_on(climbers(2.0, 1.0)) is None
+    three = climbers(2.0, 1.0, 3.0)
+    assert halving.best_to_go_on(three).number == 1
+    assert halving.best_to_go_on(three, least=4) is None
+    three[1] = dataclasses.replace(three[1], rung=3)  # on its way
+    assert halving.best_to_go_on(three) is None
+    three[1] = dataclasses.replace(three[1], costs=[1.0, 1.0, 1.0])
+    assert halving.best_to_go_on(three) is None  # alone at its rung
+    assert halving.best_of_the_last(three).number == 1
+    three[1] = dataclasses.replace(three[1], ended=True, finished=True)
+    assert halving.best_of_the_last(three) is None
+
+
+def test_who_learns_slowly_is_held_against_its_own_variant():
+    fast = climbers(1.0, 2.0, 3.0)
+    fast[0] = dataclasses.replace(fast[0], ended=True, finished=True)
+    slow = climbers(91.0, 90.0, 92.0, variant="slow", start=3)
+    assert halving.best_to_go_on([*fast, *slow]).number == 4
+    assert halving.best_of_the_last([*fast, *slow[:2]]).number == 4
+
+
+def test_a_trial_leaves_off_at_its_rung(home, monkeypatch):
+    monkeypatch.setattr("ray.tune.report", lambda _: None)
+    run = write_run(home, "s-000", "dummy")
+    task = Task(number=0, variant="dummy", folder="", settings={}, metrics=("valid_loss",), rung=3)
+    teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
+    for step in (1, 2, 3):
+        file.add(step, {"valid_loss": 1.0})
+        if step < 3:
+            teller(step, {"valid_loss": 1.0}, over=False)
+    teller(3, {"valid_loss": 1.0}, over=True)  # then it has finished
+    with pytest.raises(RungError):
+        teller(3, {"valid_loss": 1.0}, over=False)
+
+
+LOOKS = 9
+FINAL = [(7 * n) % 16 for n in range(16)]
+"""How good each of sixteen trials is."""
+
+
+class Trainer:
+    """Stands in for Tune: a look at valid, and its checkpoint, is a line in the run's file."""
+
+    def __init__(self, home, monkeypatch, metric="valid_perplexity", **fields):
+        self.home, self.metric, self.looks, self.tasks = home, metric, 0, 0
+        found = make(samples=16, scheduler="asha", run_id="group", metrics=(metric,), **fields)
+        self.folder = found.folder
+        monkeypatch.setattr(keepers.start, "new_run", self.new_run)
+        monkeypatch.setattr(keepers.tracking, "finish_group", lambda *_: None)
+        monkeypatch.setattr(keepers, "sample_answers", lambda _: None)
+
+    def new_run(self, variant, *, name, seed, **_):
+        return write_run(self.home, name, variant, seed=seed)
+
+    def keeper(self):
+        self.tags = {}
+        tracker = SimpleNamespace(
+            amend=lambda folder, **changes: store.read(folder).changed(**changes),
+            begin=lambda _: None, end=lambda run, why: self.tags.update({run.name: why}),
+            tag=lambda run, tags: self.tags.update({run.name: tags["ended"]}),
+            group=lambda *_: None, end_group=lambda *_: None, keep=lambda *_: None,
+            close=lambda _: None,
+        )  # fmt: skip
+        return keepers.Keeper(sweep.read(self.folder), tracker, lambda *_: None)
+
+    def train(self, task):
+        self.tasks += 1
+        run = task.run()
+        done = len(looks(run))
+        file = MetricsFile(run.metrics_file, done)
+        quality = FINAL[task.number] + run.seed / 10
+        value = 50.0 - quality if "accuracy" in self.metric else 50.0 + quality
+        for look in range(done + 1, min(task.rung, LOOKS) + 1):
+            file.add(look, {self.metric: value})
+            self.looks += 1
+            standing = checkpoints.Standing(total=look, best_metrics={self.metric: value})
+            checkpoints.write(
+                run.checkpoints, standing, first=True, barrier=lambda: None, save_engines=lambda path: path.mkdir(),
+                save_weights=lambda path: path.write_bytes(b""),
+            )  # fmt: skip
+        if task.rung >= LOOKS:
+            result = {"steps": LOOKS, "metrics": {self.metric: value}}
+            (run.folder / RESULT).write_text(json.dumps(result))
+
+    def go(self, keeper, tasks=math.inf):
+        """Train two at a time, until the sweep is over or so many were trained."""
+        live, count = [], 0
+        while True:
+            while len(live) < 2 and (task := keeper.next()) is not None:
+                live.append(task)
+            if not live:
+                assert not keeper.waits
+                return keeper.finish()
+            task = live.pop(0)
+            self.train(task)
+            count += 1
+            if count > tasks:  # the driver dies before it hears of it
+                return None
+            config = {keepers.TASK: dataclasses.asdict(task)}
+            keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+
+
+@pytest.mark.parametrize("metric", ["valid_perplexity", "valid_emotion_accuracy"])
+def test_sixteen_trials_cost_as_much_as_four(home, monkeypatch, metric):
+    trainer = Trainer(home, monkeypatch, metric)
+    ended = trainer.go(trainer.keeper())
+    assert trainer.looks == 16 + 5 * 2 + 1 * 6
+    assert ended.status == "finished"
+    assert (ended.count("finished"), ended.count("stopped early")) == (1, 15)
+    assert ended.best().number == FINAL.index(0)
+    assert trainer.tags[f"s-{FINAL.index(1):03d}"] == "stopped early: by asha after look 3"
+    assert trainer.tags[f"s-{FINAL.index(15):03d}"] == "stopped early: by asha after look 1"
+    second = ended.frozen(FINAL.index(1))
+    assert second.state.name == "PRUNED"
+    assert len(second.intermediate_values) == 3
+
+
+@pytest.mark.parametrize("after", [0, 5, 16, 19, 21])
+def test_a_driver_that_dies_has_lost_no_look(home, monkeypatch, after):
+    trainer = Trainer(home, monkeypatch)
+    assert trainer.go(trainer.keeper(), after) is None
+    ended = trainer.go(trainer.keeper())
+    assert trainer.looks == 32
+    assert trainer.tasks == 16 + 5 + 1 + 1  # only who was not heard of is asked again
+    assert (ended.count("finished"), ended.count("stopped early")) == (1, 15)
+    assert ended.best().number == FINAL.index(0)
+
+
+def test_who_waits_when_the_budget_is_spent_goes_on_later(home, monkeypatch):
+    trainer = Trainer(home, monkeypatch)
+    keeper = trainer.keeper()
+    for _ in range(4):
+        task = keeper.next()
+        trainer.train(task)
+        config = {keepers.TASK: dataclasses.asdict(task)}
+        keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+    keeper._stop("the budget is spent")
+    assert keeper.next() is None
+    stopped = keeper.finish()
+    assert (stopped.status, stopped.count("stopped early")) == ("stopped", 0)
+    assert stopped.described()["best"]["metrics"] == {"valid_perplexity": 50.0}
+    assert trainer.go(trainer.keeper()).count("stopped early") == 15
+    assert trainer.looks == 32
+
+
+def test_seeds_go_on_together(home, monkeypatch):
+    trainer = Trainer(home, monkeypatch, repeat=2)
+    ended = trainer.go(trainer.keeper())
+    assert trainer.looks == 2 * 32
+    assert ended.best().user_attrs["metrics"]["valid_perplexity"] == pytest.approx(50.05)
+
+
+def test_a_search_learns_from_those_that_wait():
+    found = make(search="optuna", samples=40)
+    for _ in range(24):
+        number, _, settings = found.ask()
+        found.note(number, looks=[abs(math.log10(settings["learning_rate"]) + 3.5)])
+    rates = [math.log10(found.ask()[2]["learning_rate"]) for _ in range(12)]
+    away = sum(abs(rate + 3.5) for rate in rates) / len(rates)
+    span = math.log10(SPACE["learning_rate"].high / SPACE["learning_rate"].low)
+    assert away < span / 6  # at random it would be above a quarter
