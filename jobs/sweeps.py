@@ -181,8 +181,7 @@ def report(
     _show_trials(screen, found)
     if summary["importances"]:
         shares = (f"{setting} {share:.0%}" for setting, share in summary["importances"].items())
-        finished = f"among the {found.count('finished')} trials that finished"
-        screen.print(f"importance {finished}: {', '.join(shares)}", markup=False)
+        screen.print(f"importance {summary['compared']}: {', '.join(shares)}", markup=False)
     for each in summary["repeated"]:
         screen.print(reports.in_words(each), markup=False)
     if summary["saved"]:

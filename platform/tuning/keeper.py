@@ -319,9 +319,7 @@ class Keeper(Callback):
         if outcome.ended == "waits":
             self.sweep.note(number, **{METRICS: outcome.metrics, LOOKS: outcome.looks})
         else:
-            self.sweep.tell(number, outcome.ended, outcome.reason, outcome.metrics, outcome.looks)
-            self._told.add(number)
-            self._tell_group(number, outcome)
+            self._end(number, outcome)
         settings = self.sweep.frozen(number).user_attrs[SETTINGS]
         shown = " ".join(
             f"{name.removeprefix('valid_')} {outcome.metrics[name]:.4g}"
@@ -333,7 +331,10 @@ class Keeper(Callback):
         self.show(line, len(self._told) + len(self._waiting()))
         self.sweep = self.sweep.changed(spent=self._seconds())
 
-    def _tell_group(self, number: int, outcome: Outcome) -> None:
+    def _end(self, number: int, outcome: Outcome) -> None:
+        assert outcome.ended != "waits"
+        self.sweep.tell(number, outcome.ended, outcome.reason, outcome.metrics, outcome.looks)
+        self._told.add(number)
         runs = self.sweep.runs_of(self.sweep.frozen(number))
         if len(runs) > 1:
             self.tracker.end_group(runs[0], _status(outcome.ended), outcome.metrics)
@@ -376,7 +377,7 @@ class Keeper(Callback):
         outcome = Outcome(
             ended="stopped early", reason=reason, metrics=kept[METRICS], looks=kept[LOOKS]
         )
-        self._tell(climber.number, outcome)
+        self._end(climber.number, outcome)
         for run in self.sweep.runs_of(trial):
             self.tracker.tag(run, {"ended": f"{outcome.ended}: {reason}"})
 

@@ -22,6 +22,7 @@ from attune.platform.training.metrics_file import read_metrics
 from attune.platform.tuning.sweep import (
     CHOSEN,
     ENDED,
+    LOOKS,
     METRICS,
     REASON,
     RUNS,
@@ -82,7 +83,7 @@ def _row(sweep: Sweep, trial: "FrozenTrial") -> dict[str, Any]:
         **{name: value_of(kept.get(METRICS, {}), name) for name in _columns(sweep, kept)},
         "steps": sum(run.result.get("steps", 0) for run in runs) if runs else None,
         **(_counts(runs[0]) if runs else {}),
-        "ended": kept.get(ENDED, "interrupted"),
+        "ended": kept.get(ENDED) or ("waits" if LOOKS in kept else "interrupted"),
         "reason": kept.get(REASON, ""),
         "runs": " ".join(kept.get(RUNS, ())),
     }
@@ -103,18 +104,59 @@ def _columns(sweep: Sweep, kept: Mapping[str, Any]) -> list[str]:
     return [*sweep.metrics, *others]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Trials that can be held against each other, all with a value."""
+
+    trials: "list[FrozenTrial]"
+    look: int | None
+    """The look at valid that the values are of; None where they are of whole trials."""
+
+    def __str__(self) -> str:
+        if self.look is None:
+            return f"among the {len(self.trials)} trials that finished"
+        return (
+            f"among the {len(self.trials)} trials that came to look {self.look}, as they were then"
+        )
+
+
+def compared(sweep: Sweep) -> Compared:
+    """The trials that finished; or where more than half did not, all that came as far as half of
+    them did, since what those few show that were let through is not what the settings do."""
+    known = [t for t in sweep.study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
+    tried = [t for t in sweep.trials() if t.user_attrs.get(ENDED) not in ("failed", "diverged")]
+    lengths = sorted((len(trial.user_attrs.get(LOOKS, ())) for trial in tried), reverse=True)
+    half = lengths[(len(lengths) - 1) // 2] if lengths else 0
+    if 2 * len(known) >= len(tried) or not half:
+        return Compared(trials=known, look=None)
+    return Compared(trials=[t for trial in tried if (t := _at(trial, half))], look=half)
+
+
+def _at(trial: "FrozenTrial", look: int) -> "FrozenTrial | None":
+    """A trial as if it had ended at a look, if it came so far."""
+    from optuna.trial import create_trial
+
+    values = trial.user_attrs.get(LOOKS, ())
+    if len(values) < look:
+        return None
+    return create_trial(
+        params=trial.params, distributions=trial.distributions, value=values[look - 1]
+    )
+
+
 def importances(sweep: Sweep, place: int = 0) -> dict[str, float]:
     """How much of a metric's variance each setting accounts for (fANOVA), the greatest first; empty
-    where too few trials have finished to say, or all are alike."""
+    where there are too few trials to say, or all are alike."""
     import optuna
 
-    if sweep.count("finished") < LEAST:
+    trials = compared(sweep).trials
+    if len(trials) < LEAST:
         return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             found = optuna.importance.get_param_importances(
-                sweep.study,
+                _of(sweep, trials),
                 evaluator=optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed),
                 target=_target(place),
             )
@@ -174,6 +216,7 @@ def write(
     summary = {
         **sweep.described(),
         "importances": importances(sweep),
+        "compared": str(compared(sweep)),
         "saved": saved(sweep),
         "repeated": [vars(each) for each in again],
     }
@@ -209,13 +252,15 @@ def _drawings(
     are left out."""
     import optuna
 
-    done = [t for t in sweep.study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
+    whom = compared(sweep)
+    done = whom.trials
     if not done:
         return
     study = _of(sweep, done)
-    names = sorted({name for trial in done for name in trial.params})
-    varied = [name for name in names if len({trial.params.get(name) for trial in done}) > 1]
-    labels = [metric.removeprefix("valid_").replace("_", " ") for metric in sweep.metrics]
+    settings = sorted({name for trial in done for name in trial.params})
+    varied = [name for name in settings if len({trial.params.get(name) for trial in done}) > 1]
+    names = [metric.removeprefix("valid_").replace("_", " ") for metric in sweep.metrics]
+    labels = [f"{name} after look {whom.look}" if whom.look else name for name in names]
     for place, label in enumerate(labels):
         draw = functools.partial(_draw, study, target=_target(place), target_name=label)
         ending = "" if place == 0 else f"-{place + 1}"
@@ -240,7 +285,7 @@ def _drawings(
     looked = [_with_looks(sweep, trial) for trial in sweep.trials()]
     if any(len(trial.intermediate_values) > 1 for trial in looked):
         drawn = _draw(_of(sweep, looked), pictures.plot_intermediate_values)
-        yield "looks", f"{labels[0]} by step, of the trials that were stopped, too", drawn
+        yield "looks", f"{names[0]} by step, of the trials that were stopped, too", drawn
     if len(sweep.metrics) == 2:
         front = pictures.plot_pareto_front(study, target_names=labels)
         yield "front", " against ".join(labels), front
@@ -275,6 +320,7 @@ def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None)
     mpl.use("Agg")
     import numpy as np
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter
     from optuna.visualization import matplotlib as pictures
 
     for name, title, drawn in _drawings(sweep, pictures, surface):
@@ -283,6 +329,9 @@ def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None)
         assert figure is not None
         for each in figure.axes:
             each.set_title("")  # Optuna's, which ours would stand upon
+            if name.startswith("slices"):  # words and small powers stand in each other's way
+                each.xaxis.set_minor_formatter(NullFormatter())
+                each.tick_params(axis="x", labelrotation=45)
         figure.suptitle(title)
         figure.savefig(folder / f"{name}.png", dpi=120, bbox_inches="tight")
         plt.close("all")
@@ -346,6 +395,7 @@ def _write_page(
         parts.append(f"<p>{escape(saving(less))}</p>")
     for each in summary["repeated"]:
         parts.append(f"<p>{escape(in_words(each))}</p>")
+    parts.append(f"<p>Settings are compared {escape(summary['compared'])}.</p>")
     if (one := path.with_name(AGAINST)).is_file():
         picture = base64.b64encode(one.read_bytes()).decode()
         parts.append(f'<img src="data:image/png;base64,{picture}">')

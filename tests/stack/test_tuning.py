@@ -90,7 +90,7 @@ def test_a_sweep_stops_early_and_survives_its_trials_and_its_driver():
                  "search: grid\n")  # fmt: skip
     command = ("tune", "dummy", "--sweep", space, *SETTINGS, "--set", "gradient_clipping=0",
                "--set", "log_every=1", "--name", "rates", "--resume", "--concurrent", "2",
-               "--json")  # fmt: skip
+               "--scheduler", "asha", "--json")  # fmt: skip
     process = attune(*command)
     wait_for(lambda: any(store.folder_of_runs().glob("rates-*/checkpoints/[0-9]*")), process)
     kill_trial()  # Tune starts it again

@@ -11,7 +11,7 @@ from attune.platform import store
 from attune.platform.training import checkpoints
 from attune.platform.training.loop import RESULT
 from attune.platform.training.metrics_file import MetricsFile
-from attune.platform.tuning import halving, sweep
+from attune.platform.tuning import halving, report, sweep
 from attune.platform.tuning import keeper as keepers
 from attune.platform.tuning.halving import Climber
 from attune.platform.tuning.trial import RungError, Task, Teller, looks
@@ -110,7 +110,8 @@ class Trainer:
             self.looks += 1
             standing = checkpoints.Standing(total=look, best_metrics={self.metric: value})
             checkpoints.write(
-                run.checkpoints, standing, first=True, barrier=lambda: None, save_engines=lambda path: path.mkdir(),
+                run.checkpoints, standing, first=True, barrier=lambda: None,
+                save_engines=lambda path: path.mkdir(),
                 save_weights=lambda path: path.write_bytes(b""),
             )  # fmt: skip
         if task.rung >= LOOKS:
@@ -194,3 +195,30 @@ def test_a_search_learns_from_those_that_wait():
     away = sum(abs(rate + 3.5) for rate in rates) / len(rates)
     span = math.log10(SPACE["learning_rate"].high / SPACE["learning_rate"].low)
     assert away < span / 6  # at random it would be above a quarter
+
+
+def test_settings_are_compared_where_most_trials_came():
+    found = make(samples=16, scheduler="asha")
+    for _ in range(16):
+        number, _, settings = found.ask()
+        cost = math.log10(settings["learning_rate"]) ** 2
+        looked = [cost] if number else [cost, 1.0, 1.0]
+        ended = "stopped early" if number else "finished"
+        found.tell(number, ended, "", {"valid_perplexity": looked[-1]}, looked)
+    whom = report.compared(found)
+    assert (len(whom.trials), whom.look) == (16, 1)
+    assert [trial.value for trial in whom.trials][1:] == [
+        trial.user_attrs["looks"][0] for trial in found.trials()[1:]
+    ]
+    assert report.importances(found)["learning_rate"] > 0.8  # one finished trial shows nothing
+    assert "16 trials that came to look 1" in str(whom)
+
+
+def test_settings_are_compared_by_whole_trials_where_most_finished():
+    found = make(samples=4)
+    for _ in range(4):
+        number, _, _ = found.ask()
+        ended = "finished" if number < 2 else "stopped early"
+        found.tell(number, ended, "", {"valid_perplexity": 1.0 + number}, [9.0])
+    whom = report.compared(found)
+    assert ([trial.value for trial in whom.trials], whom.look) == ([1.0, 2.0], None)
