@@ -174,6 +174,9 @@ class Variant(nn.Module, ABC):
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of reduced systems with the settings that make them."""
     search_spaces: ClassVar[SearchSpaces] = {}
+    no_part_in: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """By stage, in their order, settings that change nothing in it nor in those before it: runs
+    that differ in these alone share it."""
     zero_3: ClassVar[bool] = False
     """Whether every weight is used only within the forward of the module that owns it, which is
     what lets ZeRO 3 spread the weights themselves over the workers."""

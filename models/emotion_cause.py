@@ -262,6 +262,12 @@ class EmotionCause(Transformer):
             "cause_threshold": Between(low=0.2, high=0.8),
         },
     }
+    no_part_in: ClassVar = {
+        "reasoner": (
+            "gate", "gate_temperature", "final_gate_temperature", "hard_threshold",
+            "response_weight", "label_smoothing",
+        ),
+    }  # fmt: skip
     intensity: Tensor
 
     def __init__(self, config: EmotionCauseConfig, facts: Facts):

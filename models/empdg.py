@@ -153,6 +153,12 @@ class Empdg(Transformer):
             "gumbel_temperature": Between(low=0.1, high=2.0),
         },
     }
+    no_part_in: ClassVar = {
+        "generator": ("penalty_weight",),
+        "critics": (
+            "adversarial_weight", "critic_steps", "generator_steps", "gumbel_temperature",
+        ),
+    }  # fmt: skip
     marked: Tensor
 
     def __init__(self, config: EmpdgConfig, facts: Facts):

@@ -169,6 +169,7 @@ class Meed2(Transformer):
         "gating": {"label_strength": Between(low=0.25, high=4.0, scale="loguniform")},
         "thresholds": {"emotionality_threshold": Choice(values=(0.0, 0.25, 0.5, 0.75))},
     }
+    no_part_in: ClassVar = {"predictor": ("label_strength", "label_smoothing")}
     controls: ClassVar = {"label": (PREDICTED, *LABELS)}
 
     def __init__(self, config: Meed2Config, facts: Facts):

@@ -135,6 +135,7 @@ class EmoPrepend(Transformer):
 
     system = "EmoPrepend-1"
     paper = "Rashkin et al. 2019"
+    no_part_in: ClassVar = {"classifier": ("label_smoothing",)}
     emotion_tokens: Tensor
 
     def __init__(self, config: TransformerConfig, facts: Facts):

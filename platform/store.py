@@ -67,6 +67,8 @@ class Run:
     """Where Ray shows that job, or the cluster it is trained in."""
     notice: str = ""
     """What whoever begins it should know of it."""
+    shared_steps: int = 0
+    """Steps that another run has done for it, which has its first stages in common."""
     status: Status = "running"
     error: str = ""
     """What it has failed of."""

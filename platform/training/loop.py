@@ -146,6 +146,9 @@ class Training:
                 workers=standing.workers,
                 zero=standing.zero,
             )
+            if self.worker.first:  # before the checkpoint, after which it would not come back here
+                ended = self._best_of(standing.stage - 1) / checkpoints.STANDING
+                _write(ended, dataclasses.asdict(standing))
             self._checkpoint(standing, {})
         self._write_result(standing)
         return True

@@ -18,7 +18,7 @@ from ray.tune import Callback
 from attune.platform import logs, store, tracking
 from attune.platform.errors import DataError, UsageError
 from attune.platform.store import Run
-from attune.platform.training import checkpoints, start
+from attune.platform.training import checkpoints, sharing, start
 from attune.platform.training.driver import sample_answers
 from attune.platform.training.loop import PROBLEM, RESULT
 from attune.platform.tuning import halving
@@ -43,6 +43,7 @@ from attune.platform.tuning.trial import (
     Task,
     diverged,
     looks,
+    steps_shared,
     with_settings,
 )
 
@@ -151,6 +152,7 @@ class Keeper(Callback):
             settings=kept[SETTINGS],
             metrics=self.sweep.metrics,
             rung=kept.get(RUNG, halving.FIRST) if self._halves else None,
+            shared=self._shared(run),
             population=self.sweep.scheduler == "pbt",
             over=number in self._told,
             cores=self.cores,
@@ -192,10 +194,12 @@ class Keeper(Callback):
     def _new_run(self, kept: Mapping[str, Any], name: str, seed: int) -> Run:
         asked = {key: value for key, value in self.sweep.asked.items() if key != "changes"}
         changes = {**self.sweep.asked.get("changes", {}), **kept[SETTINGS]}
-        return start.new_run(
+        run = start.new_run(
             kept["variant"], name=name, seed=seed, changes=changes, workers=self.sweep.workers,
             **asked,
         )  # fmt: skip
+        before = (each for trial in self.sweep.trials() for each in self.sweep.runs_of(trial))
+        return sharing.begin_after_shared(run, before)
 
     def _open(self, first: Run) -> None:
         asked = {key: value for key, value in self.sweep.asked.items() if value is not None}
@@ -308,9 +312,15 @@ class Keeper(Callback):
         metrics = {k: float(v) for k, v in _result(run).get("metrics", {}).items() if v is not None}
         return Outcome(ended=ended, reason=reason, metrics=metrics, looks=found)
 
+    def _shared(self, run: Run) -> str | None:
+        """The stage up to which all trials of a variant do the same."""
+        return sharing.shared_stage(run.variant, self.sweep.spaces[run.variant])
+
     def _looks(self, run: Run) -> list[float]:
         name = self.sweep.metrics[0]
-        values = [sweeps.value_of(metrics, name) for _, metrics in looks(run)]
+        since = steps_shared(run, self._shared(run))
+        own = [metrics for step, metrics in looks(run) if since is not None and step > since]
+        values = [sweeps.value_of(metrics, name) for metrics in own]
         known = (value for value in values if math.isfinite(value))
         return list(itertools.accumulate(known, max if sweeps.more_is_better(name) else min))
 

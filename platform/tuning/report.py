@@ -170,18 +170,17 @@ def _target(place: int) -> "Callable[[FrozenTrial], float]":
 
 
 def saved(sweep: Sweep) -> dict[str, float] | None:
-    """How many steps stopping early has saved, had every trial gone on as long as those that
-    finished did; None where there is nothing to compare."""
-    steps: dict[str, list[int]] = {"finished": [], "stopped early": []}
+    """How many steps were saved, had every trial been trained as long as those that finished, and
+    all by itself; None where there is nothing to compare."""
+    ended: dict[str, list[Run]] = {"finished": [], "stopped early": []}
     for trial in sweep.trials():
-        ended = trial.user_attrs.get(ENDED)
-        if ended in steps:
-            steps[ended] += [run.result.get("steps", 0) for run in sweep.runs_of(trial)]
-    if not steps["finished"] or not steps["stopped early"]:
+        ended.get(trial.user_attrs.get(ENDED, ""), []).extend(sweep.runs_of(trial))
+    runs = [run for some in ended.values() for run in some]
+    whole = [run.result.get("steps", 0) for run in ended["finished"]]
+    done = sum(run.result.get("steps", 0) - run.shared_steps for run in runs)
+    full = statistics.fmean(whole) * len(runs) if whole else 0
+    if not 0 < done < full:
         return None
-    whole = statistics.fmean(steps["finished"])
-    done = sum(map(sum, steps.values()))
-    full = whole * sum(map(len, steps.values()))
     return {"steps": done, "steps_of_full_runs": full, "times_fewer": full / done}
 
 

@@ -24,6 +24,7 @@ from attune.platform.training import checkpoints
 from attune.platform.training.loop import PROBLEM, RESULT, Worker
 from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import configure
+from attune.platform.training.sharing import steps_until
 from attune.platform.tuning.sweep import AT_THE_END
 
 TASK = "task"
@@ -51,6 +52,8 @@ class Task:
     cores: float = 1
     rung: int | None = None
     """The look at which to leave off, if it is not trained to its end."""
+    shared: str | None = None
+    """The stage up to which all trials do the same: looks count after it."""
 
     def run(self) -> Run:
         """The run, with these settings."""
@@ -121,6 +124,11 @@ def looks(run: Run) -> list[tuple[int, dict[str, float]]]:
     return [(line["step"], line["metrics"]) for line in lines if is_look(line["metrics"])]
 
 
+def steps_shared(run: Run, stage: str | None) -> int | None:
+    """The steps after which trials begin to differ; None where a run has not come so far."""
+    return 0 if stage is None else steps_until(run, stage)
+
+
 def is_look(metrics: Mapping[str, float]) -> bool:
     """Whether a logged line is one of valid."""
     return any(name.startswith("valid_") for name in metrics)
@@ -162,10 +170,13 @@ class Teller:
             )
         if over:  # there is nothing left to stop, or to take over for
             return
+        since = steps_shared(self.run, self.task.shared)
+        if since is None or step <= since:
+            return
         from ray import tune
 
         lines = read_metrics(self.run.metrics_file)
-        logged = [line["metrics"] for line in lines if line["step"] <= step]
+        logged = [line["metrics"] for line in lines if since < line["step"] <= step]
         count = sum(is_look(one) and all(name in one for name in wanted) for one in logged)
         told = {**metrics, "step": step, LOOK: count}
         if self.task.population:

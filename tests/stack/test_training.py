@@ -12,18 +12,20 @@ from torch import nn
 from typer.testing import CliRunner
 
 from attune.jobs.cli import app
+from attune.models import all_variants
 from attune.models.base import PAIRED, Stage, Update, Variant
 from attune.models.decoding import Decoding
 from attune.platform import cluster, runs, store
 from attune.platform.corpora.prepare import prepare, read_samples
 from attune.platform.errors import DataError
 from attune.platform.evaluation.evaluate import evaluate
-from attune.platform.training import checkpoints, engine, loop, start
+from attune.platform.training import checkpoints, engine, loop, sharing, start
 from attune.platform.training.engine import Engine, Player
 from attune.platform.training.loop import Training, Worker
 from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import TrainingConfig
 from attune.platform.training.worker import train
+from attune.platform.tuning.spaces import ends, groups_of
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -141,6 +143,51 @@ def test_a_killed_run_gives_what_the_uninterrupted_gives(
             go(run)
     assert go(run)
     assert_same(run, uninterrupted[variant])
+
+
+SHARING = sorted({own for own, _ in all_variants().values() if own.no_part_in}, key=str)
+
+
+@pytest.mark.parametrize("own", SHARING, ids=lambda own: own.__name__)
+def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, own):
+    """To the last digit, with all that draws at random, and so do those before it."""
+    name = next(n for n, (kind, fixed) in all_variants().items() if kind is own and not fixed)
+    # The first stages, and little more.
+    steps, settings = 16, {**NOISY, "evaluate_every": 4}
+    base = begin(name, "base", max_steps=steps, **settings)
+    assert go(base)
+    spaces = {key: tried for group in groups_of(name).values() for key, tried in group.items()}
+    for stage, keys in own.no_part_in.items():
+        expected = (base.model_after(stage) / runs.WEIGHTS).read_bytes()
+        for key in keys:
+            value = next(v for v in ends(spaces[key]) if v != base.config[key])
+            run = begin(name, f"other-{key}", max_steps=steps, **settings, **{key: value})
+            assert go(run)
+            assert (run.model_after(stage) / runs.WEIGHTS).read_bytes() == expected, key
+            assert sharing.steps_until(run, stage) == sharing.steps_until(base, stage)
+
+
+def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
+    steps, settings, _ = SCHEDULES["empdg"]
+    first = begin("empdg", "first", max_steps=steps, **settings)
+    assert go(first)
+    other = {**settings, "generator_steps": 3}
+    alone = begin("empdg", "alone", max_steps=steps, **other)
+    assert go(alone)
+    run = begin("empdg", "sharing", max_steps=steps, **other)
+    run = sharing.begin_after_shared(run, [run, first, alone.changed(seed=7)])
+    assert run.shared_steps == sharing.steps_until(first, "critics") == 25
+    assert runs.load(run.model_after("generator")).variant.config.generator_steps == 3
+    trained = []
+    model = start.model_of(run)
+    data, valid = start.data_of(run, model)
+    assert Training(run, model, data, valid, watch=lambda step, *_: trained.append(step)).go()
+    assert min(trained) == 26
+    assert_same(run, alone)
+    critical = begin("empdg", "critical", max_steps=steps, **{**settings, "penalty_weight": 0.2})
+    assert sharing.begin_after_shared(critical, [first]).shared_steps == 22
+    apart = begin("empdg", "apart", max_steps=steps, **{**settings, "emotion_weight": 0.2})
+    assert sharing.begin_after_shared(apart, [first]) == apart
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(begin):

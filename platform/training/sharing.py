@@ -1,0 +1,92 @@
+"""Stages that runs have in common are trained once.
+
+Settings that play no part in a stage, nor in those before it (`Variant.no_part_in`), leave all of
+these as they are, to the last digit. So of two runs that differ in such settings alone one can
+begin where the other stood after that stage.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from attune.platform import logs, runs
+from attune.platform.settings import find_variant
+from attune.platform.store import Run
+from attune.platform.training import checkpoints
+from attune.platform.training.metrics_file import read_lines
+
+ALIKE = ("variant", "preset", "data", "seed", "workers", "zero", "max_steps", "max_minutes", "init")
+"""What must be the same of two runs, beside the settings."""
+
+
+def shared_stage(variant: str, settings: Iterable[str]) -> str | None:
+    """The last stage in which none of the settings plays a part."""
+    stages = find_variant(variant)[0].no_part_in
+    order = list(stages)
+    known = {key: place for place, keys in enumerate(stages.values()) for key in keys}
+    places = [known.get(key, -1) for key in settings]
+    first = min(places, default=-1)
+    return order[first] if first >= 0 else None
+
+
+def steps_until(run: Run, stage: str) -> int | None:
+    """How many steps a run had done when a stage ended; None where it has not."""
+    path = run.model_after(stage) / checkpoints.STANDING
+    return checkpoints.standing_of(path.parent).total if path.is_file() else None
+
+
+def begin_after_shared(run: Run, others: Iterable[Run]) -> Run:
+    """Let a run that has not begun yet begin after the last stage that another has done for it."""
+    ready = [
+        (steps, stage, other)
+        for other in others
+        if (stage := _common(run, other)) is not None
+        and (steps := steps_until(other, stage)) is not None
+    ]
+    if not ready:
+        return run
+    steps, stage, other = max(ready, key=lambda found: found[0])
+    _copy(other, run, stage)
+    logs.write(run, f"begins after stage {stage}, at step {steps:,}, with what '{other.name}' did")
+    return run.changed(shared_steps=steps)
+
+
+def _common(run: Run, other: Run) -> str | None:
+    """The last stage that is the same in both."""
+    if run.name == other.name or any(getattr(run, key) != getattr(other, key) for key in ALIKE):
+        return None
+    one, two = ({**each.config, **each.training} for each in (run, other))
+    return shared_stage(run.variant, [key for key in one if one[key] != two.get(key)])
+
+
+def _copy(other: Run, run: Run, last: str) -> None:
+    """All that a run has at the end of a stage."""
+    standing = checkpoints.standing_of(other.model_after(last))
+    for stage in other.stages():
+        done = steps_until(other, stage)
+        if done is not None and done <= standing.total:
+            shutil.copytree(other.model_after(stage), run.model_after(stage))
+            _describe(run.model_after(stage) / runs.DESCRIPTION, run.config)
+    lines = read_lines(other.metrics_file)
+    kept = [line for line in lines if json.loads(line)["step"] <= standing.total]
+    run.metrics_file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    checkpoints.write(
+        run.checkpoints,
+        standing,
+        save_engines=lambda folder: folder.mkdir(),  # each stage begins with new ones
+        save_weights=lambda path: _copy_file(run.model_after(last) / runs.WEIGHTS, path),
+        first=True,
+        barrier=lambda: None,
+    )
+
+
+def _copy_file(source: Path, to: Path) -> None:
+    shutil.copyfile(source, to)
+
+
+def _describe(path: Path, config: dict[str, Any]) -> None:
+    """The other's settings of later stages are not this run's."""
+    description = {**json.loads(path.read_text(encoding="utf-8")), "config": config}
+    path.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
