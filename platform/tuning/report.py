@@ -67,6 +67,7 @@ def table(sweep: Sweep) -> pl.DataFrame:
     if frame.is_empty():
         return frame
     first = sweep.metrics[0]
+    frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None))
     frame = frame.with_columns(_late=pl.col("ended") != "finished")
     by = ["_late", *([first] if first in frame.columns else []), "trial"]
     down = [name == first and more_is_better(first) for name in by]

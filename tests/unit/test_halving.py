@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from attune.platform import store
-from attune.platform.training import checkpoints
+from attune.platform.training import checkpoints, sharing
 from attune.platform.training.loop import RESULT
 from attune.platform.training.metrics_file import MetricsFile
 from attune.platform.tuning import halving, report, sweep
 from attune.platform.tuning import keeper as keepers
 from attune.platform.tuning.halving import Climber
-from attune.platform.tuning.trial import RungError, Task, Teller, looks
+from attune.platform.tuning.trial import LOOK, RungError, Task, Teller, looks
 from tests.runs import write_run
 from tests.sweeps import SPACE, make
 
@@ -222,3 +222,41 @@ def test_settings_are_compared_by_whole_trials_where_most_finished():
         found.tell(number, ended, "", {"valid_perplexity": 1.0 + number}, [9.0])
     whom = report.compared(found)
     assert ([trial.value for trial in whom.trials], whom.look) == ([1.0, 2.0], None)
+
+
+def test_a_table_has_no_value_where_there_is_none(call):
+    found = make(samples=3)
+    numbers = [found.ask()[0] for _ in range(3)]
+    found.tell(numbers[0], "failed", "it died", {})
+    found.note(numbers[1], metrics={"valid_perplexity": 7.0}, looks=[7.0])
+    assert report.table(found).select("trial", "valid_perplexity", "ended").rows() == [
+        (1, 7.0, "waits"), (0, None, "failed"), (2, None, "interrupted"),
+    ]  # fmt: skip
+    output = call("tune", "show", "s").stdout
+    assert "waits" in output
+    assert "nan" not in output
+
+
+def test_looks_at_what_all_trials_share_do_not_count(home, monkeypatch):
+    told = []
+    monkeypatch.setattr("ray.tune.report", told.append)
+    assert sharing.shared_stage("empdg", ["critic_steps", "gumbel_temperature"]) == "critics"
+    assert sharing.shared_stage("empdg", ["critic_steps", "penalty_weight"]) == "generator"
+    assert sharing.shared_stage("empdg", ["critic_steps", "width"]) is None
+    run = write_run(home, "s-000", "empdg")
+    task = Task(
+        number=0, variant="empdg", folder="", settings={}, metrics=("valid_perplexity",), rung=1,
+        shared="critics",
+    )  # fmt: skip
+    teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
+    for step in (10, 20):
+        file.add(step, {"valid_perplexity": 9.0})
+    teller(10, {"valid_perplexity": 9.0}, over=False)  # the critics' stage has not ended yet
+    ended = run.model_after("critics")
+    ended.mkdir()
+    standing = dataclasses.asdict(checkpoints.Standing(stage=2, total=10))
+    (ended / checkpoints.STANDING).write_text(json.dumps(standing))
+    teller(10, {"valid_perplexity": 9.0}, over=False)
+    with pytest.raises(RungError):
+        teller(20, {"valid_perplexity": 8.0}, over=False)
+    assert [(one["step"], one[LOOK]) for one in told] == [(20, 1)]
