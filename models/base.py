@@ -174,9 +174,6 @@ class Variant(nn.Module, ABC):
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of reduced systems with the settings that make them."""
     search_spaces: ClassVar[SearchSpaces] = {}
-    no_part_in: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """By stage, in their order, settings that change nothing in it nor in those before it: runs
-    that differ in these alone share it."""
     zero_3: ClassVar[bool] = False
     """Whether every weight is used only within the forward of the module that owns it, which is
     what lets ZeRO 3 spread the weights themselves over the workers."""
@@ -187,9 +184,15 @@ class Variant(nn.Module, ABC):
         self.facts = facts
 
     @classmethod
-    def needs_with(cls, config: Any) -> Needs:  # noqa: ARG003
+    def needs_with(cls, config: Any) -> Needs:
         """What it needs with these settings: an ablation may need less, or something else."""
         return cls.needs
+
+    @classmethod
+    def no_part_in(cls, config: Any) -> Mapping[str, tuple[str, ...]]:
+        """By stage but the last, in their order, settings that change nothing in it nor in those
+        before it: runs that differ in these alone share it."""
+        return {}
 
     @abstractmethod
     def stages(self) -> list[Stage]:
@@ -267,7 +270,7 @@ class DialogueVariant(Variant):
     """What a user may set for an answer (an intent, say), and to what."""
 
     @classmethod
-    def controls_with(cls, config: Any) -> Mapping[str, Sequence[str]]:  # noqa: ARG003
+    def controls_with(cls, config: Any) -> Mapping[str, Sequence[str]]:
         """Those that a configuration leaves."""
         return cls.controls
 

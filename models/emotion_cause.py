@@ -262,12 +262,6 @@ class EmotionCause(Transformer):
             "cause_threshold": Between(low=0.2, high=0.8),
         },
     }
-    no_part_in: ClassVar = {
-        "reasoner": (
-            "gate", "gate_temperature", "final_gate_temperature", "hard_threshold",
-            "response_weight", "label_smoothing",
-        ),
-    }  # fmt: skip
     intensity: Tensor
 
     def __init__(self, config: EmotionCauseConfig, facts: Facts):
@@ -292,6 +286,12 @@ class EmotionCause(Transformer):
             return cls.needs
         columns = tuple(name for name in cls.needs.columns if name != CAUSES)
         return replace(cls.needs, columns=columns, intensity=config.gated_by == "lexicon")
+
+    @classmethod
+    def no_part_in(cls, config: EmotionCauseConfig) -> Mapping[str, tuple[str, ...]]:
+        """The reasoner learns before anything is said or gated."""
+        gates = ("gate", "gate_temperature", "final_gate_temperature", "hard_threshold")
+        return {"reasoner": (*gates, "response_weight", "label_smoothing")}
 
     def stages(self) -> list[Stage]:
         """The reasoner, then the generator with it (eq. 7), or without where it rests."""

@@ -153,12 +153,6 @@ class Empdg(Transformer):
             "gumbel_temperature": Between(low=0.1, high=2.0),
         },
     }
-    no_part_in: ClassVar = {
-        "generator": ("penalty_weight",),
-        "critics": (
-            "adversarial_weight", "critic_steps", "generator_steps", "gumbel_temperature",
-        ),
-    }  # fmt: skip
     marked: Tensor
 
     def __init__(self, config: EmpdgConfig, facts: Facts):
@@ -178,6 +172,14 @@ class Empdg(Transformer):
             self.critics = nn.ModuleDict({SEMANTIC: Critic(dimension, width)})
             if config.multiresolution:
                 self.critics[EMOTIONAL] = Critic(dimension, width)
+
+    @classmethod
+    def no_part_in(cls, config: EmpdgConfig) -> Mapping[str, tuple[str, ...]]:
+        """Critics come after likelihood, and are listened to last."""
+        if not config.discriminators:
+            return {}
+        heard = ("adversarial_weight", "critic_steps", "generator_steps", "gumbel_temperature")
+        return {"generator": ("penalty_weight",), "critics": heard}
 
     def stages(self) -> list[Stage]:
         """The generator, the critics, then both in turn."""

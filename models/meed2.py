@@ -169,7 +169,6 @@ class Meed2(Transformer):
         "gating": {"label_strength": Between(low=0.25, high=4.0, scale="loguniform")},
         "thresholds": {"emotionality_threshold": Choice(values=(0.0, 0.25, 0.5, 0.75))},
     }
-    no_part_in: ClassVar = {"predictor": ("label_strength", "label_smoothing")}
     controls: ClassVar = {"label": (PREDICTED, *LABELS)}
 
     def __init__(self, config: Meed2Config, facts: Facts):
@@ -190,6 +189,12 @@ class Meed2(Transformer):
     def controls_with(cls, config: Meed2Config) -> Mapping[str, Sequence[str]]:
         """Without labels none can be asked for."""
         return cls.controls if config.labels else {}
+
+    @classmethod
+    def no_part_in(cls, config: Meed2Config) -> Mapping[str, tuple[str, ...]]:
+        """The predictor says nothing."""
+        apart = config.labels and not config.joint
+        return {"predictor": ("label_strength", "label_smoothing")} if apart else {}
 
     def stages(self) -> list[Stage]:
         """The predictor alone, then encoder and decoder while it rests; or all together."""

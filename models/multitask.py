@@ -9,6 +9,7 @@ Deviations: as in `transformer.py`. EmoPrepend-1's classifier is a Transformer e
 where the data-set paper used fastText.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -135,13 +136,17 @@ class EmoPrepend(Transformer):
 
     system = "EmoPrepend-1"
     paper = "Rashkin et al. 2019"
-    no_part_in: ClassVar = {"classifier": ("label_smoothing",)}
     emotion_tokens: Tensor
 
     def __init__(self, config: TransformerConfig, facts: Facts):
         super().__init__(config, facts)
         self.reader = EmotionReader(config, facts)
         self.register_buffer("emotion_tokens", torch.tensor(facts.emotion_tokens), persistent=False)
+
+    @classmethod
+    def no_part_in(cls, config: TransformerConfig) -> Mapping[str, tuple[str, ...]]:
+        """The classifier says nothing."""
+        return {"classifier": ("label_smoothing",)}
 
     def stages(self) -> list[Stage]:
         """The classifier, then the dialogue model while the classifier rests."""

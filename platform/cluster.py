@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,7 +162,7 @@ def fit(run: Run, cores: int) -> None:
         run_config=RunConfig(
             # A name of its own for each start: Ray would take up a run of the same name by itself,
             # and what to go on from is for our own checkpoints to say.
-            name=f"{run.name}-{os.getpid()}",
+            name=f"{run.name}-{uuid.uuid4().hex}",
             storage_path=str(run.folder / "ray"),
             failure_config=FailureConfig(max_failures=RETRIES),
         ),

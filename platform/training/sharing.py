@@ -8,6 +8,7 @@ begin where the other stood after that stage.
 import json
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ ALIKE = ("variant", "preset", "data", "seed", "workers", "zero", "max_steps", "m
 """What must be the same of two runs, beside the settings."""
 
 
-def shared_stage(variant: str, settings: Iterable[str]) -> str | None:
-    """The last stage in which none of the settings plays a part."""
-    stages = find_variant(variant)[0].no_part_in
+def shared_stage(run: Run, settings: Iterable[str]) -> str | None:
+    """The last stage of a run in which none of the settings plays a part."""
+    own = find_variant(run.variant)[0]
+    stages = own.no_part_in(own.Config(**run.config))
     order = list(stages)
     known = {key: place for place, keys in enumerate(stages.values()) for key in keys}
     places = [known.get(key, -1) for key in settings]
@@ -58,7 +60,7 @@ def _common(run: Run, other: Run) -> str | None:
     if run.name == other.name or any(getattr(run, key) != getattr(other, key) for key in ALIKE):
         return None
     one, two = ({**each.config, **each.training} for each in (run, other))
-    return shared_stage(run.variant, [key for key in one if one[key] != two.get(key)])
+    return shared_stage(run, [key for key in one if one[key] != two.get(key)])
 
 
 def _copy(other: Run, run: Run, last: str) -> None:
@@ -67,8 +69,11 @@ def _copy(other: Run, run: Run, last: str) -> None:
     for stage in other.stages():
         done = steps_until(other, stage)
         if done is not None and done <= standing.total:
-            shutil.copytree(other.model_after(stage), run.model_after(stage))
-            _describe(run.model_after(stage) / runs.DESCRIPTION, run.config)
+            whole = run.model_after(stage)
+            new = whole.with_name(f".{whole.name}.new")
+            shutil.copytree(other.model_after(stage), new)
+            _describe(new / runs.DESCRIPTION, run.config)
+            new.replace(whole)
     lines = read_lines(other.metrics_file)
     kept = [line for line in lines if json.loads(line)["step"] <= standing.total]
     run.metrics_file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
@@ -76,14 +81,10 @@ def _copy(other: Run, run: Run, last: str) -> None:
         run.checkpoints,
         standing,
         save_engines=lambda folder: folder.mkdir(),  # each stage begins with new ones
-        save_weights=lambda path: _copy_file(run.model_after(last) / runs.WEIGHTS, path),
+        save_weights=partial(shutil.copyfile, run.model_after(last) / runs.WEIGHTS),
         first=True,
         barrier=lambda: None,
     )
-
-
-def _copy_file(source: Path, to: Path) -> None:
-    shutil.copyfile(source, to)
 
 
 def _describe(path: Path, config: dict[str, Any]) -> None:

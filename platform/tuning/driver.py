@@ -1,8 +1,8 @@
 """The process that a user starts: asks for trials, has Ray Tune run them, keeps what came of each.
 
 What counts is on the disk: the search in the sweep's folder, each trial in its run's. A sweep that
-goes on begins a new experiment of Tune's; earlier trials then tell their looks again, at no cost,
-so that a scheduler knows what it knew.
+goes on begins a new experiment of Tune's; for its median rule earlier trials then tell their looks
+again, at no cost, so that it knows what it knew.
 """
 
 import dataclasses

@@ -44,15 +44,21 @@ class Climber:
         return not self.ended and len(self.costs) >= self.rung
 
 
-def above(rung: int) -> int:
-    """The next rung."""
-    return rung * KEPT_OF
+def above(climber: Climber) -> int:
+    """The next rung; it may have come past some already."""
+    rung = climber.rung
+    while rung <= len(climber.costs):
+        rung *= KEPT_OF
+    return rung
 
 
-def best_to_go_on(climbers: Sequence[Climber], least: int = 1) -> Climber | None:
-    """Who waits among the best third that came to its rung, which at least so many have; the lowest
-    rung comes first, since the higher ones are filled from it."""
-    for rung, group in _by_rung(climbers):
+def best_to_go_on(
+    climbers: Sequence[Climber], least: int = 1, highest: bool = False
+) -> Climber | None:
+    """Who waits among the best third that came to its rung, which at least so many have. The lowest
+    rung comes first, since the higher ones are filled from it, unless there is little time."""
+    groups = list(_by_rung(climbers))
+    for rung, group in reversed(groups) if highest else groups:
         for climber in group[: len(group) // KEPT_OF] if len(group) >= least else ():
             if climber.waits and climber.rung == rung:
                 return climber
@@ -60,12 +66,15 @@ def best_to_go_on(climbers: Sequence[Climber], least: int = 1) -> Climber | None
 
 
 def best_of_the_last(climbers: Sequence[Climber]) -> Climber | None:
-    """The best of the highest rung, of a variant that none has finished of: two trials have no best
-    third, and somebody must come to the end."""
-    done = {climber.variant for climber in climbers if climber.finished}
-    waiting = [each for each in climbers if each.waits and each.variant not in done]
-    groups = [group for _, group in _by_rung(waiting)]
-    return groups[-1][0] if groups else None
+    """The best of the highest rung that is better than whoever has finished of its variant was
+    there: two trials have no best third, and somebody must come to the end."""
+    for rung, group in reversed(list(_by_rung(climbers))):
+        for climber in group:
+            if climber.finished:
+                break
+            if climber.waits and climber.rung == rung:
+                return climber
+    return None
 
 
 def _by_rung(climbers: Sequence[Climber]) -> Iterator[tuple[int, list[Climber]]]:

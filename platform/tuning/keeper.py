@@ -41,9 +41,9 @@ from attune.platform.tuning.trial import (
     TASK,
     WRONG_METRIC,
     Task,
+    counting,
     diverged,
     looks,
-    steps_shared,
     with_settings,
 )
 
@@ -63,7 +63,10 @@ class Outcome:
     reason: str
     metrics: dict[str, float]
     looks: list[float]
-    """The first metric's best so far, after each look that has it."""
+    """The first metric's best so far, after each look that counts."""
+
+    def __str__(self) -> str:
+        return f"{self.ended}: {self.reason}"
 
 
 class Keeper(Callback):
@@ -94,7 +97,7 @@ class Keeper(Callback):
         return {}
 
     def next(self) -> Task | None:
-        """The next run of a trial, until there are no more or a stop was asked for."""
+        """The next run of a trial; None where there is none now, or a stop was asked for."""
         if self.stopping or self.sweep.stop_file.exists():
             return None
         while not self.queue:
@@ -120,16 +123,18 @@ class Keeper(Callback):
     def _chosen(self) -> int | None:
         """Whom to train next: who goes on to the next rung, or a new trial."""
         climbers = self.sweep.climbers() if self._halves else []
-        up = halving.best_to_go_on(climbers, least=halving.COHORT)
+        # Somebody should have come to the end when the time is over.
+        late = self.sweep.budget is not None and self._seconds() > self.sweep.budget / 2
+        up = halving.best_to_go_on(climbers, least=1 if late else halving.COHORT, highest=late)
         if up is None and (asked := self.sweep.ask()) is not None:
             return asked[0]
+        busy = {run.variant for _, run in self.live.values()}
         up = up or halving.best_to_go_on(climbers)
-        if up is None and not self.live:
-            up = halving.best_of_the_last(climbers)
+        up = up or halving.best_of_the_last([c for c in climbers if c.variant not in busy])
         if up is None:
             return None
         self.outcomes.pop(up.number, None)
-        self.sweep.note(up.number, **{RUNG: halving.above(up.rung)})
+        self.sweep.note(up.number, **{RUNG: halving.above(up)})
         return up.number
 
     def population(self) -> list[Task]:
@@ -143,6 +148,7 @@ class Keeper(Callback):
         if number not in self._told:
             for left in (run.stop_file, run.folder / PROBLEM, run.folder / WRONG_METRIC):
                 left.unlink(missing_ok=True)
+            run = self.tracker.amend(run.folder, status="running")
             self.tracker.begin(run)
         kept = self.sweep.frozen(number).user_attrs
         return Task(
@@ -168,7 +174,9 @@ class Keeper(Callback):
         if made and self.sweep.run_id is None:
             self._open(made[0])
         parent = self.sweep.run_id
-        made = [run if run.parent else run.changed(parent=parent) for run in made]
+        made = [
+            run if run.parent else self.tracker.amend(run.folder, parent=parent) for run in made
+        ]
         if len(made) > 1:
             settings = self.sweep.frozen(number).user_attrs[SETTINGS]
             self.tracker.group(made, f"{self.sweep.name}-{number:03d}", settings)
@@ -184,7 +192,9 @@ class Keeper(Callback):
         for place, name in enumerate(names):
             if (store.folder_of_runs() / name / store.RECORD).is_file():
                 found = store.find(name)
-                made.append(found if number in self._told else found.changed(**logs.job()))
+                if number not in self._told:
+                    found = self.tracker.amend(found.folder, **logs.job())
+                made.append(found)
             elif number not in self._told:
                 made.append(self._new_run(kept, name, self.sweep.seed + place))
         if kept.get(RUNS) != names and made:
@@ -280,7 +290,7 @@ class Keeper(Callback):
             so_far = ended.result.get("metrics", {})
             self.sweep.note(number, **{METRICS: so_far})
             return
-        self.tracker.end(ended, f"{outcome.ended}: {outcome.reason}")
+        self.tracker.end(ended, str(outcome), for_good=outcome.ended != "waits")
         together = self.outcomes[number]
         together[run.name] = outcome
         if len(together) == self.sweep.repeat:
@@ -307,6 +317,8 @@ class Keeper(Callback):
             ended, reason = "waits", f"after look {len(found)}"
         elif self.stopping:
             return None
+        elif self._halves:
+            ended, reason = "failed", f"it ended after look {len(found)}, and was not to"
         else:
             ended, reason = "stopped early", f"by {self.sweep.scheduler} after look {len(found)}"
         metrics = {k: float(v) for k, v in _result(run).get("metrics", {}).items() if v is not None}
@@ -314,15 +326,16 @@ class Keeper(Callback):
 
     def _shared(self, run: Run) -> str | None:
         """The stage up to which all trials of a variant do the same."""
-        return sharing.shared_stage(run.variant, self.sweep.spaces[run.variant])
+        return sharing.shared_stage(run, self.sweep.spaces[run.variant])
 
     def _looks(self, run: Run) -> list[float]:
         name = self.sweep.metrics[0]
-        since = steps_shared(run, self._shared(run))
-        own = [metrics for step, metrics in looks(run) if since is not None and step > since]
-        values = [sweeps.value_of(metrics, name) for metrics in own]
-        known = (value for value in values if math.isfinite(value))
-        return list(itertools.accumulate(known, max if sweeps.more_is_better(name) else min))
+        more = sweeps.more_is_better(name)
+        counted = counting(run, looks(run), self.sweep.metrics, self._shared(run))
+        values = [sweeps.value_of(metrics, name) for _, metrics in counted]
+        worst = -math.inf if more else math.inf
+        known = (worst if math.isnan(value) else value for value in values)
+        return list(itertools.accumulate(known, max if more else min))
 
     def _tell(self, number: int, outcome: Outcome) -> None:
         """Keep what came of a trial, for good unless it waits."""
@@ -346,6 +359,8 @@ class Keeper(Callback):
         self.sweep.tell(number, outcome.ended, outcome.reason, outcome.metrics, outcome.looks)
         self._told.add(number)
         runs = self.sweep.runs_of(self.sweep.frozen(number))
+        for run in runs:
+            self.tracker.end(run, str(outcome))
         if len(runs) > 1:
             self.tracker.end_group(runs[0], _status(outcome.ended), outcome.metrics)
 
@@ -381,15 +396,12 @@ class Keeper(Callback):
 
     def _give_up(self, climber: Climber) -> None:
         """It waits, and nobody will take it up any more."""
-        trial = self.sweep.frozen(climber.number)
+        kept = self.sweep.frozen(climber.number).user_attrs
         reason = f"by {self.sweep.scheduler} after look {len(climber.costs)}"
-        kept = trial.user_attrs
         outcome = Outcome(
             ended="stopped early", reason=reason, metrics=kept[METRICS], looks=kept[LOOKS]
         )
         self._end(climber.number, outcome)
-        for run in self.sweep.runs_of(trial):
-            self.tracker.tag(run, {"ended": f"{outcome.ended}: {reason}"})
 
 
 def _look(trial: Any) -> int:
@@ -416,7 +428,8 @@ def _result(run: Run) -> dict[str, Any]:
         "steps": standing.total,
         "seconds": standing.total_seconds,
         "best_step": standing.best_step,
-        "metrics": standing.best_metrics,
+        # Where it has begun after another's stage, what is known is that stage's last look.
+        "metrics": standing.best_metrics or next((m for _, m in reversed(looks(run))), {}),
     }
 
 

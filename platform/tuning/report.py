@@ -61,7 +61,8 @@ class Repeated:
 
 def table(sweep: Sweep) -> pl.DataFrame:
     """A row for each trial, the best first, those that did not finish last."""
-    rows = [_row(sweep, trial) for trial in sweep.trials()]
+    waiting = {each.number for each in sweep.climbers() if each.waits}
+    rows = [_row(sweep, trial, trial.number in waiting) for trial in sweep.trials()]
     names = list(dict.fromkeys(name for row in rows for name in row))
     frame = pl.DataFrame([{name: row.get(name) for name in names} for row in rows], strict=False)
     if frame.is_empty():
@@ -74,7 +75,7 @@ def table(sweep: Sweep) -> pl.DataFrame:
     return frame.sort(by, descending=down, nulls_last=True).drop("_late")
 
 
-def _row(sweep: Sweep, trial: "FrozenTrial") -> dict[str, Any]:
+def _row(sweep: Sweep, trial: "FrozenTrial", waits: bool) -> dict[str, Any]:
     kept = trial.user_attrs
     runs = sweep.runs_of(trial)
     return {
@@ -84,7 +85,7 @@ def _row(sweep: Sweep, trial: "FrozenTrial") -> dict[str, Any]:
         **{name: value_of(kept.get(METRICS, {}), name) for name in _columns(sweep, kept)},
         "steps": sum(run.result.get("steps", 0) for run in runs) if runs else None,
         **(_counts(runs[0]) if runs else {}),
-        "ended": kept.get(ENDED) or ("waits" if LOOKS in kept else "interrupted"),
+        "ended": kept.get(ENDED) or ("waits" if waits else "interrupted"),
         "reason": kept.get(REASON, ""),
         "runs": " ".join(kept.get(RUNS, ())),
     }
@@ -128,7 +129,7 @@ def compared(sweep: Sweep) -> Compared:
     tried = [t for t in sweep.trials() if t.user_attrs.get(ENDED) not in ("failed", "diverged")]
     lengths = sorted((len(trial.user_attrs.get(LOOKS, ())) for trial in tried), reverse=True)
     half = lengths[(len(lengths) - 1) // 2] if lengths else 0
-    if 2 * len(known) >= len(tried) or not half:
+    if 2 * len(known) >= len(tried) or not half or len(sweep.metrics) > 1:
         return Compared(trials=known, look=None)
     return Compared(trials=[t for trial in tried if (t := _at(trial, half))], look=half)
 

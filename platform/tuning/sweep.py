@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 RECORD, STUDY, STOP = "sweep.json", "study.log", "stop"
 Ended = Literal["finished", "stopped early", "diverged", "failed"]
-"""How a trial ended; one without was interrupted, and goes on with the sweep."""
+"""How a trial ended; one without waits for others or was interrupted, and may go on."""
 AT_THE_END = ("bleu", "distinct_1", "distinct_2", "different_answers", "perplexity_sample_mean")
 """Metrics that need answers to all of valid, and so are there when a trial has finished."""
 SECONDS_OF_A_LOCK = 5
@@ -217,7 +217,7 @@ class Sweep:
             kept = trial.user_attrs
             if ENDED in kept and not trial.state.is_finished():
                 reason = kept.get(REASON, "")
-                self.tell(trial.number, kept[ENDED], reason, kept[METRICS], kept[LOOKS])
+                self.tell(trial.number, kept[ENDED], reason, kept[METRICS], kept.get(LOOKS, ()))
 
     def tell(
         self, number: int, ended: Ended, reason: str, metrics: Mapping[str, float],
@@ -228,7 +228,8 @@ class Sweep:
 
         trial = Trial(self.study, self.frozen(number)._trial_id)
         known = [value for value in looks if math.isfinite(value)]
-        kept = {METRICS: dict(metrics), LOOKS: known, ENDED: ended, REASON: reason}
+        # With as many looks as its rung it would seem to wait, were it not known that it has ended.
+        kept = {METRICS: dict(metrics), ENDED: ended, REASON: reason, LOOKS: known}
         for key, value in kept.items():
             trial.set_user_attr(key, value)
         values = [metrics.get(name, math.nan) for name in self.metrics]

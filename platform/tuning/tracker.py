@@ -80,9 +80,9 @@ class Tracker:
 
         self._jobs.put(do)
 
-    def end(self, run: Run, reason: str) -> None:
+    def end(self, run: Run, reason: str, for_good: bool = True) -> None:
         """Tell what came of a run, and why it ended, unless that is known."""
-        self._jobs.put(lambda: self._end(run.folder, reason))
+        self._jobs.put(lambda: self._end(run.folder, reason, for_good))
 
     def tag(self, run: Run, tags: Mapping[str, str]) -> None:
         """Say something about a run."""
@@ -121,7 +121,7 @@ class Tracker:
             run = self.amend(folder, run_id=made.run_id, tracking=made.tracking)
         return run
 
-    def _end(self, folder: Path, reason: str) -> None:
+    def _end(self, folder: Path, reason: str, for_good: bool) -> None:
         if (folder / TOLD).exists():
             return
         run = self._started(folder)
@@ -130,7 +130,7 @@ class Tracker:
             log.warning("%d lines of run '%s' are not sent yet", unsent, run.name)
         told = tracking.finish(run, files=False)
         tracking.tag(run, {"ended": reason})
-        if told and not unsent:
+        if told and not unsent and for_good:
             (folder / TOLD).touch()
 
     def _tag(self, folder: Path, tags: Mapping[str, str]) -> None:

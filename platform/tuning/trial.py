@@ -10,7 +10,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,25 @@ def looks(run: Run) -> list[tuple[int, dict[str, float]]]:
     return [(line["step"], line["metrics"]) for line in lines if is_look(line["metrics"])]
 
 
-def steps_shared(run: Run, stage: str | None) -> int | None:
-    """The steps after which trials begin to differ; None where a run has not come so far."""
-    return 0 if stage is None else steps_until(run, stage)
+def counting(
+    run: Run, logged: Iterable[tuple[int, Mapping[str, float]]], metrics: Iterable[str],
+    shared: str | None,
+) -> list[tuple[int, Mapping[str, float]]]:  # fmt: skip
+    """The looks that schedulers count: those with the sweep's metrics, after the stage up to which
+    all trials do the same."""
+    since = 0 if shared is None else steps_until(run, shared)
+    wanted = on_the_way(metrics)
+    return [
+        (step, found)
+        for step, found in logged
+        if since is not None and step > since and is_look(found)
+        and all(name in found for name in wanted)
+    ]  # fmt: skip
+
+
+def on_the_way(metrics: Iterable[str]) -> list[str]:
+    """Those of a sweep's metrics that a look has."""
+    return [name for name in metrics if name.removeprefix("valid_") not in AT_THE_END]
 
 
 def is_look(metrics: Mapping[str, float]) -> bool:
@@ -157,10 +173,7 @@ class Teller:
             raise DivergedError
         if not is_look(metrics):
             return
-        wanted = [
-            name for name in self.task.metrics if name.removeprefix("valid_") not in AT_THE_END
-        ]
-        if missing := [name for name in wanted if name not in metrics]:
+        if missing := [name for name in on_the_way(self.task.metrics) if name not in metrics]:
             if missing == ["valid_perplexity"] and self._speaks_later():
                 return
             known = ", ".join(sorted(n.removeprefix("valid_") for n in metrics))
@@ -170,14 +183,13 @@ class Teller:
             )
         if over:  # there is nothing left to stop, or to take over for
             return
-        since = steps_shared(self.run, self.task.shared)
-        if since is None or step <= since:
+        logged = [(line["step"], line["metrics"]) for line in read_metrics(self.run.metrics_file)]
+        counted = counting(self.run, logged, self.task.metrics, self.task.shared)
+        count = sum(each <= step for each, _ in counted)
+        if not any(each == step for each, _ in counted):
             return
         from ray import tune
 
-        lines = read_metrics(self.run.metrics_file)
-        logged = [line["metrics"] for line in lines if since < line["step"] <= step]
-        count = sum(is_look(one) and all(name in one for name in wanted) for one in logged)
         told = {**metrics, "step": step, LOOK: count}
         if self.task.population:
             folder = self.run.checkpoints / f"{step:08d}"
@@ -232,7 +244,7 @@ def _train_apart(task: Task, run: Run, teller: Teller) -> None:
     thread = threading.Thread(target=fit, name=f"fit {run.name}", daemon=True)
     thread.start()
     try:
-        for step, metrics in _followed(run, thread):
+        for step, metrics in followed(run, thread):
             teller(step, metrics, over=False)
     except (SystemExit, DivergedError, RungError):  # workers end after this step
         run.stop_file.touch()
@@ -242,21 +254,26 @@ def _train_apart(task: Task, run: Run, teller: Teller) -> None:
         raise failure
 
 
-def _followed(run: Run, thread: threading.Thread) -> Iterator[tuple[int, dict[str, float]]]:
+def followed(run: Run, thread: threading.Thread) -> Iterator[tuple[int, dict[str, float]]]:
     """The lines that come after the last checkpoint, as they come; each step's once, though workers
     that died do it again."""
-    newest = checkpoints.newest(run.checkpoints)
-    done = 0 if newest is None else int(newest.name)
+    done = _saved(run)
     seen: set[tuple[int, bool]] = set()
     alive = True
     while alive:
         thread.join(SECONDS_BETWEEN_LOOKS)
         alive = thread.is_alive()
         for line in read_metrics(run.metrics_file):
-            key = (line["step"], is_look(line["metrics"]))
-            if key not in seen and line["step"] > done:
-                seen.add(key)
-                yield line["step"], line["metrics"]
+            step, look = line["step"], is_look(line["metrics"])
+            # A look whose checkpoint is not there yet may be lost again.
+            if (step, look) not in seen and step > done and not (look and step > _saved(run)):
+                seen.add((step, look))
+                yield step, line["metrics"]
+
+
+def _saved(run: Run) -> int:
+    newest = checkpoints.newest(run.checkpoints)
+    return 0 if newest is None else int(newest.name)
 
 
 def measure_answers(run: Run, metrics: tuple[str, ...]) -> None:

@@ -7,16 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from attune.platform import store
 from attune.platform.training import checkpoints, sharing
 from attune.platform.training.loop import RESULT
 from attune.platform.training.metrics_file import MetricsFile
 from attune.platform.tuning import halving, report, sweep
 from attune.platform.tuning import keeper as keepers
 from attune.platform.tuning.halving import Climber
-from attune.platform.tuning.trial import LOOK, RungError, Task, Teller, looks
+from attune.platform.tuning.trial import LOOK, RungError, Task, Teller, followed, looks
 from tests.runs import write_run
-from tests.sweeps import SPACE, make
+from tests.sweeps import SPACE, amend, make
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +43,28 @@ def test_the_best_third_goes_on():
     assert halving.best_of_the_last(three).number == 1
     three[1] = dataclasses.replace(three[1], ended=True, finished=True)
     assert halving.best_of_the_last(three) is None
+
+
+def test_who_beats_what_has_finished_goes_on_however_few_there_are():
+    old = Climber(
+        number=0, variant="a", costs=[3.0, 3.0, 3.0], rung=3, ended=True, finished=True
+    )  # fmt: skip
+    new = dataclasses.replace(old, number=1, ended=False, finished=False)
+    assert halving.best_of_the_last([old, dataclasses.replace(new, costs=[9.0] * 3)]) is None
+    better = dataclasses.replace(new, costs=[9.0, 9.0, 2.0])
+    assert halving.best_of_the_last([old, better]) == better
+    assert halving.above(better) == 9
+    assert halving.above(dataclasses.replace(better, costs=[2.0] * 10)) == 27  # it is past the 9th
+
+
+def test_where_there_is_little_time_the_highest_rung_comes_first():
+    low = climbers(1.0, 2.0, 3.0)
+    high = [
+        dataclasses.replace(each, number=each.number + 3, costs=[4.0, 4.0, 4.0], rung=3)
+        for each in climbers(1.0, 2.0, 3.0)
+    ]
+    assert halving.best_to_go_on([*low, *high]).number == 0
+    assert halving.best_to_go_on([*low, *high], highest=True).number == 3
 
 
 def test_who_learns_slowly_is_held_against_its_own_variant():
@@ -90,9 +111,8 @@ class Trainer:
     def keeper(self):
         self.tags = {}
         tracker = SimpleNamespace(
-            amend=lambda folder, **changes: store.read(folder).changed(**changes),
-            begin=lambda _: None, end=lambda run, why: self.tags.update({run.name: why}),
-            tag=lambda run, tags: self.tags.update({run.name: tags["ended"]}),
+            amend=amend, begin=lambda _: None,
+            end=lambda run, why, **_: self.tags.update({run.name: why}),
             group=lambda *_: None, end_group=lambda *_: None, keep=lambda *_: None,
             close=lambda _: None,
         )  # fmt: skip
@@ -237,13 +257,66 @@ def test_a_table_has_no_value_where_there_is_none(call):
     assert "nan" not in output
 
 
+def test_after_half_of_the_budget_who_waits_goes_before_new_ones(home, monkeypatch):
+    trainer = Trainer(home, monkeypatch, budget=100.0)
+    keeper = trainer.keeper()
+    for seconds, expected in ((10.0, [0, 1, 2, 3]), (60.0, [FINAL.index(0)])):
+        monkeypatch.setattr(keeper, "_seconds", lambda seconds=seconds: seconds)
+        for number in expected:
+            task = keeper.next()
+            assert task.number == number
+            trainer.train(task)
+            config = {keepers.TASK: dataclasses.asdict(task)}
+            keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+
+
+def test_the_last_of_each_variant_go_on_side_by_side(home, monkeypatch):
+    trainer = Trainer(home, monkeypatch, space={"dummy": SPACE, "transformer": SPACE})
+    keeper = trainer.keeper()
+    while (task := keeper.next()).rung < LOOKS:
+        trainer.train(task)
+        config = {keepers.TASK: dataclasses.asdict(task)}
+        keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+    assert {task.variant, keeper.next().variant} == {"dummy", "transformer"}
+
+
+def test_several_workers_are_followed_as_far_as_their_checkpoints(home):
+    run = write_run(home, "s-000", "dummy")
+    file = MetricsFile(run.metrics_file, 0)
+    for step in (5, 10):
+        file.add(step, {"loss": 1.0})
+        file.add(step, {"valid_loss": 1.0})
+    gone = SimpleNamespace(join=lambda _: None, is_alive=lambda: False)
+    assert [step for step, _ in followed(run, gone)] == [5, 10]  # what they learned
+    rounds = iter([True, False])
+
+    def write(_):
+        checkpoints.write(
+            run.checkpoints, checkpoints.Standing(total=5), first=True, barrier=lambda: None,
+            save_engines=lambda path: path.mkdir(),
+            save_weights=lambda path: path.write_bytes(b""),
+        )  # fmt: skip
+
+    working = SimpleNamespace(join=write, is_alive=lambda: next(rounds))
+    found = [(step, *metrics) for step, metrics in followed(run, working)]
+    assert found == [(5, "loss"), (5, "valid_loss"), (10, "loss")]
+
+
 def test_looks_at_what_all_trials_share_do_not_count(home, monkeypatch):
     told = []
     monkeypatch.setattr("ray.tune.report", told.append)
-    assert sharing.shared_stage("empdg", ["critic_steps", "gumbel_temperature"]) == "critics"
-    assert sharing.shared_stage("empdg", ["critic_steps", "penalty_weight"]) == "generator"
-    assert sharing.shared_stage("empdg", ["critic_steps", "width"]) is None
     run = write_run(home, "s-000", "empdg")
+    assert sharing.shared_stage(run, ["critic_steps", "gumbel_temperature"]) == "critics"
+    assert sharing.shared_stage(run, ["critic_steps", "penalty_weight"]) == "generator"
+    assert sharing.shared_stage(run, ["critic_steps", "width"]) is None
+    for variant, config in (
+        ("empdg", {"discriminators": False}),
+        ("meed2", {"joint": True}),
+        ("meed2", {"labels": False}),
+    ):
+        other = write_run(home, "s-001", variant, config=config)
+        assert sharing.shared_stage(other, ["label_smoothing"]) is None
+        assert sharing.shared_stage(other, ["penalty_weight"]) is None
     task = Task(
         number=0, variant="empdg", folder="", settings={}, metrics=("valid_perplexity",), rung=1,
         shared="critics",

@@ -24,7 +24,7 @@ from attune.platform.tuning import keeper as keepers
 from attune.platform.tuning.spaces import Ready
 from attune.platform.tuning.trial import LOOK, TASK, Task, Teller, diverged, with_settings
 from tests.runs import write_run
-from tests.sweeps import SPACE, asked, make
+from tests.sweeps import SPACE, amend, asked, make
 
 
 @pytest.fixture(autouse=True)
@@ -446,7 +446,7 @@ def test_a_sweep_and_its_trials_know_their_job(prepared, monkeypatch):
     for job in ("tune-1", "tune-2"):  # submitted again, after a stop
         monkeypatch.setenv(logs.JOB, job)
         monkeypatch.setenv(logs.DASHBOARD, f"http://head/{job}")
-        keeper = keepers.Keeper(found, SimpleNamespace(), lambda *_: None)
+        keeper = keepers.Keeper(found, SimpleNamespace(amend=amend), lambda *_: None)
         keeper._enqueue(0 if job == "tune-2" else found.ask()[0])
         trial = store.find("s-000")
         assert (trial.job, trial.dashboard) == (job, f"http://head/{job}")
