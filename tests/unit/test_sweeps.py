@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
+from attune.jobs import tune as command
 from attune.models.base import Between
 from attune.platform.errors import UsageError
 from attune.platform.tuning import decoding, schedulers, spaces, sweep
@@ -184,3 +185,14 @@ def test_settings_that_leave_nothing_fail_and_the_sweep_goes_on(home, monkeypatc
     (run.folder / keepers.WRONG_METRIC).write_text("--metric x: there is none")
     assert keeper._outcome(run, None, "").ended == "failed"
     assert keeper.stopping == keeper.problem == "--metric x: there is none"
+
+
+def test_of_a_grid_nobody_is_stopped_unless_it_is_asked_for():
+    typed = {"variants": ["dummy"], "space": "optimizer"}
+    assert command._new("usual", typed).scheduler == "asha"
+    assert command._new("grid", {**typed, "search": "grid"}).scheduler == "none"
+    asked_for = {**typed, "search": "grid", "scheduler": "asha"}
+    assert command._new("asked", asked_for).scheduler == "asha"
+    assert command._new("ready", {"sweep": "empdg-steps"}).scheduler == "none"
+    population = command._new("population", {**typed, "scheduler": "pbt"})
+    assert population.search == "random"
