@@ -38,6 +38,7 @@ def test_tasks_make_what_one_process_makes(tmp_path, monkeypatch):
     assert made["steps"]["duplicates"] == count - 101  # film 107 stands for the damaged 7
     assert made["speed"]["lines"] == 3 * (count - 1)
 
+    monkeypatch.setattr(cluster, "connect", lambda: None)
     monkeypatch.setattr(cluster, "run_tasks", lambda work, tasks, _: map(work, tasks))
     curate.curate([tmp_path / "films"], tmp_path / "alone", model=None)
     contents = [read_manifest(tmp_path / name)["contents"] for name in ("out", "alone")]

@@ -328,6 +328,7 @@ def here(monkeypatch):
             done.append(task.file)
             yield work(task)
 
+    monkeypatch.setattr(cluster, "connect", lambda: None)
     monkeypatch.setattr(cluster, "run_tasks", run_tasks)
     monkeypatch.setattr(curate, "FILES_OF_A_PART", 2)
     return done
