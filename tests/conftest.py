@@ -18,6 +18,7 @@ from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training import settings
+from tests.encoders import write_tiny_encoder
 from tests.runs import write_run
 
 # One thread: the same sums whatever the machine, and no fight for cores with Ray's processes, which
@@ -51,26 +52,8 @@ def vocabulary(prepared):
 @pytest.fixture(scope="session")
 def tiny_encoder(vocabulary, tmp_path_factory):
     """The folder of an encoder that has learned nothing and reads whole words."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("encoder")
-    specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
-    specials["sep_token"] = "[SEP]"
-    tokens = [*specials.values(), *vocabulary.tokens]
-    numbers = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials).save_pretrained(folder)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        BertModel(
-            BertConfig(
-                vocab_size=len(tokens), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-                intermediate_size=32, max_position_embeddings=200,
-            )
-        ).save_pretrained(folder)  # fmt: skip
+    write_tiny_encoder(folder, vocabulary.tokens)
     return folder
 
 
