@@ -2,12 +2,16 @@
 
 import json
 
+from tests.golden.interface import assert_json_keys
+
 
 def spoken(done):
-    """The one JSON object of a command, which must be all of stdout."""
+    """The one JSON object of a command, which must be all of stdout and have the recorded keys."""
     assert done.returncode == 0, done.stderr
     [line] = done.stdout.splitlines()
-    return json.loads(line)
+    output = json.loads(line)
+    assert_json_keys(done.args[1:], output)
+    return output
 
 
 def refused(done, code=2):

@@ -1,12 +1,16 @@
-"""The bundled corpus, prepared once, and models small enough for seconds."""
+"""The bundled corpus, prepared once, models small enough for seconds, and the command line."""
 
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
 
+from attune.jobs import cli
 from attune.models.base import Batch
 from attune.platform import runs
 from attune.platform.batches import Ragged, encode, read_by, subwords_of
@@ -125,3 +129,23 @@ def home_with(tmp_path, monkeypatch, prepared):
         return home
 
     return make
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """The whole command line, errors and exit codes too, without a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["attune", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        shown = capsys.readouterr()
+        return subprocess.CompletedProcess(
+            list(sys.argv), end.value.code or 0, stdout=shown.out, stderr=shown.err
+        )
+
+    yield called
+    signal.signal(signal.SIGTERM, handler)

@@ -15,6 +15,7 @@ from attune.platform.corpora.prepare import MANIFEST, read_manifest, read_sample
 from attune.platform.training import start
 from attune.platform.training.loop import Worker
 from attune.platform.training.worker import train
+from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -27,7 +28,9 @@ def attune(*arguments):
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert_json_keys(arguments, output)
+    return output
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,6 +10,7 @@ import pytest
 from attune.platform import cluster
 from attune.platform.corpora.prepare import read_manifest
 from attune.platform.curating import curate
+from tests.golden.interface import assert_json_keys
 from tests.unit.test_curating import TALK, opus
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -33,6 +34,7 @@ def test_tasks_make_what_one_process_makes(tmp_path, monkeypatch):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout.splitlines()[-1])
+    assert_json_keys(done.args[1:], made)
     assert made["files"] == count
     assert made["rejected"]["rows"] == 1
     assert made["steps"]["duplicates"] == count - 101  # film 107 stands for the damaged 7

@@ -10,6 +10,8 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
+from tests.golden.interface import assert_json_keys
+
 pytestmark = pytest.mark.xdist_group("cluster")
 
 
@@ -34,6 +36,8 @@ def test_doctor_sees_the_cluster_and_the_runs(cluster, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = {check["name"]: check["found"] for check in json.loads(done.stdout)["checks"]}
+    output = json.loads(done.stdout)
+    assert_json_keys(done.args[1:], output)
+    found = {check["name"]: check["found"] for check in output["checks"]}
     assert found["cluster"] == "Ray is running, nodes: 1"
     assert found["tracking"].endswith("with 2 runs")

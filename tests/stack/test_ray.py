@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 
 from attune.platform import stack, store
 from attune.platform.training.metrics_file import read_metrics
+from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -125,8 +126,10 @@ def assert_tracked_once(run):
 
 @pytest.fixture(scope="module")
 def uninterrupted(environment):  # noqa: ARG001
-    result = finished(attune("train", "dummy", *SETTINGS, "--name", "whole", "--json"))
-    return json.loads(result.splitlines()[-1])
+    command = ("train", "dummy", *SETTINGS, "--name", "whole", "--json")
+    result = json.loads(finished(attune(*command)).splitlines()[-1])
+    assert_json_keys(command, result)
+    return result
 
 
 def test_a_run_through_the_command(uninterrupted):
@@ -174,6 +177,7 @@ def test_several_seeds_that_begin_with_another_run():
     command = ("train", "dummy", "--preset", "tiny", "--seeds", "1,2", "--init", "whole")
     output = finished(attune(*command, "--max-minutes", "0.001", "--name", "short", "--json"))
     result = json.loads(output.splitlines()[-1])
+    assert_json_keys(command, result)
     assert [run["name"] for run in result["runs"]] == ["short-seed1", "short-seed2"]
     assert all(1 <= run["steps"] < STEPS for run in result["runs"])
     losses = [run["metrics"]["valid_loss"] for run in result["runs"]]

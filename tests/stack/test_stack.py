@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 
 from attune.platform import logs, stack, store
 from attune.platform.training.metrics_file import read_metrics
+from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -51,9 +52,11 @@ def attune(*arguments, code=0, **variables):
         capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1]) if "--json" in arguments else (
-        done.stdout + done.stderr
-    )  # fmt: skip
+    if "--json" not in arguments:
+        return done.stdout + done.stderr
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert_json_keys(arguments, output)
+    return output
 
 
 def wait_for(condition, job):

@@ -26,6 +26,7 @@ from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import TrainingConfig
 from attune.platform.training.worker import train
 from attune.platform.tuning.spaces import ends, groups_of
+from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -538,7 +539,9 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     def shown():
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
-        return json.loads(done.stdout.splitlines()[-1])
+        output = json.loads(done.stdout.splitlines()[-1])
+        assert_json_keys(command, output)
+        return output
 
     first = shown()
     assert [run["name"] for run in first["runs"]] == names

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from attune.platform import store
 from attune.platform.training.metrics_file import read_metrics
 from attune.platform.tuning import sweep as sweeps
+from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -48,7 +49,11 @@ def attune(*arguments):
 def finished(process, code=0):
     output, errors = process.communicate(timeout=600)
     assert process.returncode == code, output + errors
-    return json.loads(output.splitlines()[-1]) if code == 0 else output + errors
+    if code:
+        return output + errors
+    result = json.loads(output.splitlines()[-1])
+    assert_json_keys(process.args[1:], result)
+    return result
 
 
 def wait_for(condition, process):

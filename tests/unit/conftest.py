@@ -1,34 +1,12 @@
-"""The command line within this process, and a home with runs to give it."""
+"""A home with runs to give to the command line."""
 
 import json
-import signal
-import sys
-from types import SimpleNamespace
 
 import pytest
 
-from attune.jobs import cli
 from attune.platform import runs, store
 from attune.platform.corpora.prepare import prepare, read_manifest
 from tests.runs import write_run
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """The whole command line, errors and exit codes too, without a process of its own."""
-    monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def called(*arguments):
-        monkeypatch.setattr(sys, "argv", ["attune", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        shown = capsys.readouterr()
-        return SimpleNamespace(returncode=end.value.code or 0, stdout=shown.out, stderr=shown.err)
-
-    yield called
-    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import spoken
+
 
 def attune(*arguments, cwd, **environment):
     return subprocess.run(
@@ -23,15 +25,13 @@ def attune(*arguments, cwd, **environment):
 
 def test_prepare_and_inspect_speak_json(tmp_path):
     done = attune("data", "prepare", "--source", "bundled", "--out", "d", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [line] = done.stdout.splitlines()
-    answer = json.loads(line)
+    answer = spoken(done)
     assert set(answer) == {"out", "hash", "format", "splits", "rejected"}
     assert answer["out"] == "d"
     assert answer["rejected"] == {"rows": 0, "file": None, "reasons": {}}
     assert set(answer["splits"]["train"]) == {"conversations", "samples"}
     assert "train" in done.stderr
-    report = json.loads(attune("data", "inspect", "d", "--json", cwd=tmp_path).stdout)
+    report = spoken(attune("data", "inspect", "d", "--json", cwd=tmp_path))
     assert report["hash"] == answer["hash"]
     shown = attune("data", "inspect", "d", cwd=tmp_path).stdout
     assert "samples by emotion" in shown
@@ -130,8 +130,7 @@ def test_help_teaches(tmp_path):
 
 def test_doctor(tmp_path):
     done = attune("doctor", "--json", cwd=tmp_path, ATTUNE_HOME=str(tmp_path), CXX="")
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = spoken(done)
     assert answer["ok"]
     checks = {check["name"]: check for check in answer["checks"]}
     wanted = {"python", "torch", "ray", "deepspeed", "mlflow", "gradio", "polars"}
