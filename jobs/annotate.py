@@ -47,8 +47,8 @@ def cause_command(
     - `attune annotate cause cause-annotator@latest --data data/ed`
     - `attune annotate cause mine --data data/ed --out data/ed-strict --threshold 0.7`
     """
-    from attune.platform import annotating
-    from attune.platform.corpora.prepare import find_data
+    from attune.platform.data.prepare import find_data
+    from attune.platform.enrichment import causes as annotating
 
     run = options.trained_run(name)
     folder = find_data(data)
@@ -113,8 +113,9 @@ def emotions_command(
     - `attune annotate emotions intent-classifier@latest --data data/os`
     - `attune annotate emotions mine --data data/ed --out data/ed-labelled --replace`
     """
-    from attune.platform import labelling, selecting
-    from attune.platform.corpora.prepare import find_data
+    from attune.platform.data.prepare import find_data
+    from attune.platform.enrichment import filters as selecting
+    from attune.platform.enrichment import labels as labelling
 
     run = options.trained_run(name)
     folder = find_data(data)

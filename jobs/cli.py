@@ -32,9 +32,9 @@ from attune.jobs import (
     ui,
     variants,
 )
-from attune.platform import logs
-from attune.platform.errors import DataError, ServiceError, UsageError
-from attune.platform.home import home
+from attune.platform.core.errors import DataError, ServiceError, UsageError
+from attune.platform.core.home import home
+from attune.platform.runs import log as logs
 
 STOPPED = 130  # what a shell says of a command that was ended by Ctrl-C
 

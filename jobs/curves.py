@@ -7,14 +7,14 @@ import matplotlib as mpl
 import typer
 from matplotlib.figure import Figure
 
-from attune.platform import store
-from attune.platform.errors import UsageError
-from attune.platform.training.metrics_file import read_metrics
+from attune.platform.core.errors import UsageError
+from attune.platform.runs import record as store
+from attune.platform.runs.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from attune.platform.store import Run
+    from attune.platform.runs.record import Run
 
 SHOWN = {
     "valid_perplexity": "perplexity on valid",

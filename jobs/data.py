@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attune.jobs import curating
+from attune.jobs import curation as curating
 from attune.jobs.console import Json, console, print_json, progress
-from attune.platform.corpora.sources import AUTO, READERS
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
+from attune.platform.data.sources import AUTO, READERS
 
 # Importing the tokenizer (nltk) takes two seconds, which `--help` should not: commands import it.
 
@@ -70,7 +70,7 @@ def prepare_command(
     - `attune data prepare --source empatheticdialogues/ --out data/ed`
     - `attune data prepare --source mine.jsonl --out data/mine --strict`
     """
-    from attune.platform.corpora import prepare
+    from attune.platform.data import prepare
 
     with progress("utterances") as bar:
         task = bar.add_task("preparing", total=None)
@@ -104,7 +104,7 @@ def inspect_command(
     as_json: Json = False,
 ) -> None:
     """Show what a prepared folder holds: counts, emotions, lengths and a few samples."""
-    from attune.platform.corpora import inspection, prepare
+    from attune.platform.data import inspection, prepare
 
     report = inspection.inspect(folder, samples=samples, seed=seed)
     screen = console(as_json)
@@ -160,8 +160,8 @@ def harvest_command(
     - `attune data harvest mine --source reddit.jsonl.gz --out data/reddit --threshold 0.7`
     """
     from attune.jobs import options
-    from attune.platform import harvesting
-    from attune.platform.corpora import prepare
+    from attune.platform.data import prepare
+    from attune.platform.enrichment import unpaired as harvesting
 
     if not 0 <= threshold < 1:
         raise UsageError(f"--threshold {threshold}: from 0 to less than 1 is expected")

@@ -12,7 +12,7 @@ from attune.jobs.console import Json, console, print_json, training_progress
 from attune.jobs.tables import shown, table
 
 if TYPE_CHECKING:
-    from attune.platform.store import Run
+    from attune.platform.runs.record import Run
 
 PLAN = (
     "transformer", "multi-trs", "emoprepend-1", "moel", "dual-vae", "mime", "empdg",
@@ -75,8 +75,8 @@ def demo(
 
 def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
     """A new run, or the one that an earlier demo began."""
-    from attune.platform import store
-    from attune.platform.training import start
+    from attune.platform.runs import record as store
+    from attune.platform.training import setup as start
 
     name = f"demo-{variant}" if preset == PRESET else f"demo-{variant}-{preset}"
     folder = store.folder_of_runs() / name

@@ -21,9 +21,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
-from attune.platform import stack
-from attune.platform.errors import UsageError
-from attune.platform.home import home
+from attune.platform.core.errors import UsageError
+from attune.platform.core.home import home
+from attune.platform.services import stack
 
 GIGABYTE = 2**30
 ENOUGH_DISK = 10 * GIGABYTE
@@ -194,7 +194,7 @@ def _tracking_server(address: str) -> Check:
 
 
 def _data() -> list[Check]:
-    from attune.platform.corpora.prepare import MANIFEST, read_manifest
+    from attune.platform.data.prepare import MANIFEST, read_manifest
 
     folders = sorted(path.parent for path in (home() / "data").glob(f"*/{MANIFEST}"))
     if not folders:
@@ -224,7 +224,8 @@ def _disk() -> list[Check]:
 
 def _machines() -> list[Check]:
     """All that is asked of a cluster, in one visit to each of its machines."""
-    from attune.platform import cluster, tracking
+    from attune.platform import tracking
+    from attune.platform.services import cluster
 
     part = stack.running(stack.RAY)
     address = os.environ.get("RAY_ADDRESS") or (stack.head_address(part) if part else None)

@@ -17,16 +17,16 @@ from rich.console import Console
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, progress
 from attune.jobs.tables import shown, table
-from attune.platform.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     import polars as pl
 
     from attune.models.decoding import Decoding
     from attune.models.published import Figure
-    from attune.platform.annotating import Progress
+    from attune.platform.enrichment.causes import Progress
     from attune.platform.evaluation.evaluate import Evaluation
-    from attune.platform.store import Run
+    from attune.platform.runs.record import Run
 
     Measure = Callable[
         [pl.Series, pl.Series, Path | None, Progress], tuple[dict[str, float | None], str]
@@ -218,7 +218,7 @@ def of_run(
 def labels(run: "Run") -> str | None:
     """What a run tells instead of answering."""
     from attune.models.base import Annotator, TextClassifier
-    from attune.platform.settings import find_variant
+    from attune.platform.core.settings import find_variant
 
     variant = find_variant(run.variant)[0]
     if issubclass(variant, Annotator):
@@ -259,10 +259,10 @@ def _marks(
     run: "Run", folder: Path, split: str, threshold: float | None, total: "Progress",
     done: "Progress",
 ) -> "Evaluation":  # fmt: skip
-    from attune.platform import runs
-    from attune.platform.annotating import THRESHOLD
-    from attune.platform.corpora.prepare import read_marked
-    from attune.platform.evaluation import causes
+    from attune.platform.data.prepare import read_marked
+    from attune.platform.enrichment.causes import THRESHOLD
+    from attune.platform.evaluation import cause_metrics as causes
+    from attune.platform.runs import model as runs
 
     samples = read_marked(folder, split)
     total(samples.height)
@@ -274,9 +274,9 @@ def _emotions(
     run: "Run", folder: Path, split: str, threshold: float | None, total: "Progress",
     done: "Progress",
 ) -> "Evaluation":  # fmt: skip
-    from attune.platform import runs
-    from attune.platform.classifying import classifier, temperatures
-    from attune.platform.evaluation import emotions
+    from attune.platform.enrichment.classifier import classifier, temperatures
+    from attune.platform.evaluation import emotion_metrics as emotions
+    from attune.platform.runs import model as runs
 
     model = runs.load(run.model)
     variant = classifier(model)
@@ -288,8 +288,8 @@ def _emotions(
 
 def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str]]:
     """The folder to be evaluated on, and its hash where it is not what the run learned from."""
-    from attune.platform.corpora.conversations import SPLITS
-    from attune.platform.corpora.prepare import find_data, read_manifest
+    from attune.platform.data.conversations import SPLITS
+    from attune.platform.data.prepare import find_data, read_manifest
 
     if split not in SPLITS:
         raise UsageError(unknown("split", split, SPLITS))
@@ -364,7 +364,7 @@ def _after(stage: str | None) -> dict[str, str]:
 def _published(run: "Run", data: str | None, result: dict[str, Any]) -> dict[str, list["Figure"]]:
     """What papers print of the same metrics, where it is the same data."""
     from attune.models import published
-    from attune.platform.corpora.prepare import find_data, read_manifest
+    from attune.platform.data.prepare import find_data, read_manifest
 
     form = read_manifest(find_data(data or run.data["folder"]))["format"]
     if result["split"] != TEST or form not in PUBLISHED_ON:
@@ -379,10 +379,10 @@ def _evaluated(
 ) -> "Evaluation":  # fmt: skip
     from attune.models.base import DialogueVariant
     from attune.models.published import PROFILES
-    from attune.platform import runs
-    from attune.platform.corpora.prepare import read_samples
+    from attune.platform.data.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate
     from attune.platform.evaluation.profiles import samples_of
+    from attune.platform.runs import model as runs
 
     if stage is not None and stage not in run.stages():
         if not run.stages():
@@ -410,7 +410,7 @@ def _evaluated(
 
 
 def _of_file(path: Path, measures: "Sequence[Measure]", data: str | None) -> dict[str, Any]:
-    from attune.platform.corpora.prepare import find_data
+    from attune.platform.data.prepare import find_data
     from attune.platform.evaluation import answers
 
     given = answers.read(path)

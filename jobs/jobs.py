@@ -14,7 +14,7 @@ from attune.jobs.submit import Address, exit_code, follow_job
 from attune.jobs.tables import table
 
 if TYPE_CHECKING:
-    from attune.platform.jobs import Job, Jobs
+    from attune.platform.services.jobs import Job, Jobs
 
 app = typer.Typer(no_args_is_help=True, help="Jobs of a Ray cluster, begun by `attune submit`.")
 
@@ -88,7 +88,7 @@ def wait(name: Name, address: Address = None, as_json: Json = False) -> None:
 
 
 def _jobs(address: str | None) -> "Jobs":
-    from attune.platform.jobs import Jobs
+    from attune.platform.services.jobs import Jobs
 
     return Jobs(address)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attune.platform.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:  # torch takes a second, which `--help` should not
     from attune.models.decoding import Decoding
-    from attune.platform.store import Run
+    from attune.platform.runs.record import Run
 
 Decode = Annotated[
     str | None,
@@ -81,7 +81,7 @@ def seeds(text: str) -> list[int]:
 def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     """How answers are to be made, checked."""
     from attune.models.decoding import Decoding
-    from attune.platform.settings import with_changes
+    from attune.platform.core.settings import with_changes
 
     methods = typing.get_args(typing.get_type_hints(Decoding)["method"])
     method = decode or settings.get("method") or Decoding.method
@@ -100,7 +100,7 @@ def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
 
 def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
     """What follows `--control`, which each of the runs must know."""
-    from attune.platform.serving import check_controls, controls_of
+    from attune.platform.serving.responder import check_controls, controls_of
 
     found = changes(texts, "--control")
     for run in runs:
@@ -110,7 +110,7 @@ def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, st
 
 def trained_run(text: str) -> "Run":
     """The run that a user names, which must have a model already."""
-    from attune.platform import store
+    from attune.platform.runs import record as store
 
     run = store.find(text)
     if not run.model.is_dir():

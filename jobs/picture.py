@@ -15,7 +15,7 @@ import typer
 
 from attune.jobs.console import console
 from attune.jobs.ui import offered
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

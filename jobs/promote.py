@@ -9,11 +9,11 @@ from rich.markup import escape
 from attune.jobs import evaluate, options
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import shown, table
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:  # torch and MLflow take seconds, which `--help` should not
-    from attune.platform.promotion import Decision
-    from attune.platform.store import Run
+    from attune.platform.evaluation.promotion import Decision
+    from attune.platform.runs.record import Run
 
 VALID, PERPLEXITY = "valid", "perplexity"
 
@@ -53,7 +53,7 @@ def promote(
     - `attune promote mine --metric emotion_accuracy`
     - `attune promote mine --split test --force --json`
     """
-    from attune.platform import promotion
+    from attune.platform.evaluation import promotion
 
     promotion.check_metric(metric)
     run = options.trained_run(name)
@@ -70,7 +70,7 @@ def promote(
 def _evaluated(run: "Run", split: str) -> None:
     """Answers to the split must be there."""
     from attune.models.decoding import Decoding
-    from attune.platform.promotion import answers_name
+    from attune.platform.evaluation.promotion import answers_name
 
     if evaluate.labels(run):
         raise UsageError(f"'{run.name}' does not answer: only runs that do can be promoted")

@@ -44,7 +44,7 @@ def respond(
     decoding = options.decoding(decode, options.changes(settings))
     found = [options.trained_run(name) for name in names]
     controls = options.controls(control, found)
-    from attune.platform.serving import Responder
+    from attune.platform.serving.responder import Responder
 
     answers: list[dict[str, Any]] = []
     with progress("answers") as bar:

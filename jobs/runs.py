@@ -9,10 +9,10 @@ from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import shown, table
-from attune.platform import store
+from attune.platform.runs import record as store
 
 if TYPE_CHECKING:
-    from attune.platform.store import Run
+    from attune.platform.runs.record import Run
 
 SECONDS_TO_SEND = 30.0
 
@@ -45,7 +45,7 @@ def runs(
     found = list(store.all_runs(lambda problem: screen.print(problem, markup=False)))
     if variant is not None and variant not in {run.variant for run in found}:
         # Only now: it brings in torch, and a variant without runs is no mistake.
-        from attune.platform.settings import find_variant
+        from attune.platform.core.settings import find_variant
 
         find_variant(variant)
     found = [run for run in found if variant in (None, run.variant)]
@@ -61,7 +61,8 @@ def runs(
 
 
 def _send(found: "list[Run]", screen: Console) -> None:
-    from attune.platform import promotion, tracking
+    from attune.platform import tracking
+    from attune.platform.evaluation import promotion
 
     for run in found:
         # A run that is being trained is seen to by the process that trains it.

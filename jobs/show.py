@@ -10,7 +10,7 @@ import typer
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, progress
 from attune.jobs.tables import table
-from attune.platform.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from attune.models.mime import Mime
-    from attune.platform.evaluation.calibration import Reliability
-    from attune.platform.store import Run
+    from attune.platform.enrichment.calibration import Reliability
+    from attune.platform.runs.record import Run
 
 app = typer.Typer(no_args_is_help=True, help="Show what papers show of their own models.")
 COLORS = {"positive": "tab:orange", "negative": "tab:blue"}
@@ -94,7 +94,7 @@ def stochasticity(
     - `attune show stochasticity mime@latest`
     - `attune show stochasticity mime@latest --count 20 --seed 3 --json`
     """
-    from attune.platform.serving import Responder
+    from attune.platform.serving.responder import Responder
 
     run = options.trained_run(name)
     _mime(run)
@@ -137,7 +137,7 @@ def attention(
 
     - `attune show attention empdg@latest --context "I got a new job!" --out table-4.png`
     """
-    from attune.platform.serving import Responder
+    from attune.platform.serving.responder import Responder
 
     _check_picture(out)
     run = options.trained_run(name)
@@ -183,7 +183,7 @@ def critics(
     """
     import polars as pl
 
-    from attune.platform.serving import Responder
+    from attune.platform.serving.responder import Responder
 
     run = options.trained_run(name)
     responder = Responder(run.model)
@@ -228,8 +228,9 @@ def calibration(
 
     - `attune show calibration emotion-classifier@latest --out calibration.png`
     """
-    from attune.platform import classifying, runs
-    from attune.platform.evaluation import calibration
+    from attune.platform.enrichment import calibration
+    from attune.platform.enrichment import classifier as classifying
+    from attune.platform.runs import model as runs
 
     _check_picture(out)
     run = options.trained_run(name)
@@ -287,7 +288,7 @@ def emotions(
 
     - `attune show emotions sing-emp-paired@latest dual-emp-paired@latest --out figure-4.png`
     """
-    from attune.platform.evaluation.emotions import by_emotion
+    from attune.platform.evaluation.emotion_metrics import by_emotion
 
     _check_picture(out)
     runs = [options.trained_run(name) for name in (first, second)]
@@ -348,8 +349,8 @@ def labels(
 
     - `attune show labels data/os-emotional --out figure-2.png`
     """
-    from attune.platform import selecting
-    from attune.platform.corpora.labels import EMOTIONS, LABELS
+    from attune.platform.data.labels import EMOTIONS, LABELS
+    from attune.platform.enrichment import filters as selecting
 
     _check_picture(out)
     dialogs = selecting.emotionality(data)
@@ -395,8 +396,8 @@ def _predictions(run: "Run", split: str) -> "pl.DataFrame":
     """`emotion` and `predicted_emotion` of a split: kept by `attune evaluate`, else made."""
     import polars as pl
 
-    from attune.platform import runs
-    from attune.platform.evaluation.emotions import predicted
+    from attune.platform.evaluation.emotion_metrics import predicted
+    from attune.platform.runs import model as runs
 
     for kind in ("greedy", "emotions"):
         kept = run.folder / "answers" / f"{split}-{kind}.parquet"
@@ -443,10 +444,10 @@ def some_samples(
 
 def _samples(run: "Run", split: str) -> "pl.DataFrame":
     """A split of what a run learned from."""
-    from attune.platform import runs
-    from attune.platform.corpora.conversations import SPLITS
-    from attune.platform.corpora.prepare import find_data
-    from attune.platform.settings import find_variant
+    from attune.platform.core.settings import find_variant
+    from attune.platform.data.conversations import SPLITS
+    from attune.platform.data.prepare import find_data
+    from attune.platform.runs import model as runs
 
     if split not in SPLITS:
         raise UsageError(unknown("split", split, SPLITS))
@@ -455,7 +456,7 @@ def _samples(run: "Run", split: str) -> "pl.DataFrame":
 
 def _mime(run: "Run") -> "Mime":
     from attune.models.mime import Mime
-    from attune.platform import runs
+    from attune.platform.runs import model as runs
 
     variant = runs.load(run.model).variant
     if not isinstance(variant, Mime):

@@ -9,7 +9,7 @@ from attune.jobs import evaluate, options
 from attune.jobs.console import Json, console, print_json, progress
 from attune.jobs.show import app, some_samples
 from attune.jobs.tables import shown, table
-from attune.platform.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown
 
 __all__ = ["app"]
 
@@ -87,7 +87,7 @@ def predictor(
 
     - `attune show predictor meed2@latest meed2-joint@latest`
     """
-    from attune.platform.corpora.prepare import find_data, read_samples
+    from attune.platform.data.prepare import find_data, read_samples
     from attune.platform.evaluation import control
 
     runs = [options.trained_run(name) for name in names]
@@ -133,9 +133,9 @@ def control(
     - `attune show control meed2@latest`
     - `attune show control meed2@latest --labels consoling,questioning,joyful --count 100`
     """
-    from attune.platform import runs
-    from attune.platform.corpora.labels import INTENTS, LABELS
+    from attune.platform.data.labels import INTENTS, LABELS
     from attune.platform.evaluation.control import controllability
+    from attune.platform.runs import model as runs
 
     asked = [each.strip() for each in labels.split(",")] if labels else list(INTENTS)
     for label in asked:

@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import table
-from attune.platform import stack
-from attune.platform.stack import MLFLOW, PAGE, PARTS, RAY, Part
+from attune.platform.services import stack
+from attune.platform.services.stack import MLFLOW, PAGE, PARTS, RAY, Part
 
 TITLES = {RAY: "Ray", MLFLOW: "MLflow", PAGE: "page"}
 

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 
 from attune.jobs.console import Json, console, print_json
-from attune.platform.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:  # Ray takes seconds, which `--help` should not
-    from attune.platform.jobs import Job, Jobs
+    from attune.platform.services.jobs import Job, Jobs
 
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": 130}
 """Of a job that is waited for; any other way to end is 1."""
@@ -95,8 +95,8 @@ def submit(
     words = _parsed(_group(context), command)
     if home is not None and not home.startswith("/"):
         raise UsageError(f"--home {home}: give the whole path, beginning with '/'")
-    from attune.platform import cluster
-    from attune.platform.jobs import Jobs
+    from attune.platform.services import cluster
+    from attune.platform.services.jobs import Jobs
 
     jobs = Jobs(address)
     named = command if home else _named(command, words)
@@ -174,8 +174,8 @@ def _named(command: list[str], words: dict[str, Any]) -> list[str]:
     if words.get("name") or words.get("resume") or words.get("seeds"):
         return command
     if words.get("command") == "train":
-        from attune.platform import store
-        from attune.platform.settings import find_variant
+        from attune.platform.core.settings import find_variant
+        from attune.platform.runs import record as store
 
         find_variant(words["variant"])
         data = Path(words["data"] or "bundled").name

@@ -17,10 +17,10 @@ from typer.core import TyperGroup
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, training_progress
 from attune.jobs.tables import shown, table
-from attune.platform.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from attune.platform.store import Run
+    from attune.platform.runs.record import Run
     from attune.platform.tuning.report import Repeated
     from attune.platform.tuning.sweep import Sweep
 
@@ -193,8 +193,9 @@ def report(
 
 def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list[Repeated]":
     """The best configurations with other seeds; runs that are finished already are left alone."""
-    from attune.platform import store
-    from attune.platform.training import driver, start
+    from attune.platform.runs import record as store
+    from attune.platform.training import driver
+    from attune.platform.training import setup as start
     from attune.platform.tuning import report as reports
 
     best = reports.table(found).filter(ended="finished").head(top)["trial"].to_list()
@@ -314,8 +315,8 @@ def one_of(kind: str, value: str, choices: tuple[str, ...]) -> str:
 
 def begin(name: str, **content: Any) -> "Sweep":
     """A new sweep, written to its folder."""
-    from attune.platform import store
-    from attune.platform.commit import commit
+    from attune.platform.core.commit import commit
+    from attune.platform.runs import record as store
     from attune.platform.tuning.sweep import RECORD, Sweep, folder_of_sweeps
 
     store.check_name(name)

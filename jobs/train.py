@@ -10,7 +10,7 @@ from rich.table import Table
 
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, training_progress
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
 
 
 def train(
@@ -106,8 +106,8 @@ def train(
 def _run(
     variant: str, name: str | None, seed: int | None, asked: dict[str, Any], resume: bool
 ) -> Any:
-    from attune.platform.settings import find_variant
-    from attune.platform.training import start
+    from attune.platform.core.settings import find_variant
+    from attune.platform.training import setup as start
 
     find_variant(variant)
     given: dict[str, Any] = {} if seed is None else {"seed": seed}
@@ -150,7 +150,7 @@ def _seed_run(
     variant: str, name: str | None, seed: int, asked: dict[str, Any], resume: bool
 ) -> Any:
     """The run of one seed; where all are resumed, one that is finished is as it is."""
-    from attune.platform import store
+    from attune.platform.runs import record as store
 
     label = f"{name}-seed{seed}" if name else None
     if resume and label and (store.folder_of_runs() / label / store.RECORD).is_file():

@@ -9,7 +9,7 @@ import typer
 from attune.jobs import options
 from attune.jobs.console import Json, console
 from attune.jobs.sweeps import RUN, SAMPLES, app, begin, one_of, progress, tell_end
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:
     from attune.platform.tuning.spaces import Ready, Space
@@ -146,7 +146,7 @@ def run(
     - `attune tune --sweep dual-emp-threshold --set harvest=data/reddit --data data/ed`
     - `attune tune --name mine --resume`
     """
-    from attune.platform import cluster
+    from attune.platform.services import cluster
 
     cluster.use_token()  # before Ray is imported, which looks for it only then
     from attune.platform.tuning import driver
@@ -172,7 +172,7 @@ def run(
 
 def _data(text: str) -> str:
     """What names the data also in another working folder."""
-    from attune.platform.corpora.prepare import find_data
+    from attune.platform.data.prepare import find_data
 
     return text if text == "bundled" else str(find_data(text))
 
@@ -185,8 +185,8 @@ def _seconds(text: str) -> float:
 
 
 def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
-    from attune.platform.settings import find_variant
-    from attune.platform.training.start import check_zero
+    from attune.platform.core.settings import find_variant
+    from attune.platform.training.setup import check_zero
     from attune.platform.tuning import schedulers, spaces, sweep
 
     ready = spaces.find_ready(typed["sweep"]) if "sweep" in typed else spaces.Ready()

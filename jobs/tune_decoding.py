@@ -8,10 +8,10 @@ import typer
 from attune.jobs import options
 from attune.jobs.console import Json, console
 from attune.jobs.sweeps import SAMPLES, begin, one_of, progress, tell_end
-from attune.platform.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from attune.platform.store import Run
+    from attune.platform.runs.record import Run
     from attune.platform.tuning.sweep import Sweep
 
 
@@ -97,8 +97,8 @@ def _new_decoding(
     of: "Run", label: str | None, asked: Mapping[str, Any], changes: dict[str, str],
     data: str | None, split: str, contexts: int | None,
 ) -> "Sweep":  # fmt: skip
-    from attune.platform.corpora.conversations import SPLITS
-    from attune.platform.corpora.prepare import find_data
+    from attune.platform.data.conversations import SPLITS
+    from attune.platform.data.prepare import find_data
     from attune.platform.evaluation.answers import METRICS
     from attune.platform.tuning import spaces
     from attune.platform.tuning import sweep as sweeps

@@ -9,11 +9,11 @@ import typer
 
 from attune.jobs import options
 from attune.jobs.console import console
-from attune.platform import store
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
+from attune.platform.runs import record as store
 
 if TYPE_CHECKING:  # gradio and torch take seconds, which `--help` should not
-    from attune.ui.offer import Offer
+    from attune.ui.run_catalog import Offer
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -94,7 +94,7 @@ def offered(names: list[str] | None, without_runs: bool = False) -> "Offer":
     given = [options.trained_run(name) for name in names] if names else None
     if not (without_runs or given) and not any(run.model.is_dir() for run in store.all_runs()):
         raise UsageError(_none_yet())
-    from attune.ui.offer import Offer
+    from attune.ui.run_catalog import Offer
 
     offer = Offer(given)
     if not (without_runs or offer.runs()):

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from attune.jobs import cli
-from attune.platform.home import home
-from attune.platform.jobs import UPLOADS
+from attune.platform.core.home import home
+from attune.platform.services.jobs import UPLOADS
 
 
 def unpack(uploaded: Path) -> None:

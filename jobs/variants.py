@@ -11,7 +11,7 @@ from rich.markup import escape
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import table
 from attune.models import VARIANTS
-from attune.platform.docstrings import field_help
+from attune.platform.core.field_help import field_help
 
 
 def variants(
@@ -31,7 +31,7 @@ def variants(
     - `attune variants`
     - `attune variants multi-trs` shows what `attune train multi-trs --set KEY=VALUE` can change
     """
-    from attune.platform.settings import find_variant
+    from attune.platform.core.settings import find_variant
 
     screen = console(as_json)
     if name is None:
@@ -77,7 +77,7 @@ def _search_spaces(own: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
 
 def _settings(name: str) -> list[dict[str, Any]]:
     """Every setting of a variant and of its training: default, value in each preset, help."""
-    from attune.platform.settings import find_variant
+    from attune.platform.core.settings import find_variant
     from attune.platform.training.settings import TrainingConfig, configure
 
     variant, _ = find_variant(name)

@@ -12,12 +12,12 @@ import torch
 
 from attune.jobs import cli
 from attune.models.base import Batch
-from attune.platform import runs
-from attune.platform.batches import Ragged, encode, read_by, subwords_of
-from attune.platform.corpora import bundled
-from attune.platform.corpora.labels import EMOTIONS
-from attune.platform.corpora.prepare import prepare, read_manifest, read_samples
-from attune.platform.settings import find_variant
+from attune.platform.batching.encoding import Ragged, encode, read_by, subwords_of
+from attune.platform.core.settings import find_variant
+from attune.platform.data import bundled
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.data.prepare import prepare, read_manifest, read_samples
+from attune.platform.runs import model as runs
 from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.vocabulary import Vocabulary

@@ -22,7 +22,7 @@ from attune.models.base import (
 )
 from attune.models.decoding import Decoding, decode
 from attune.models.labels import LABELS
-from attune.platform import runs
+from attune.platform.runs import model as runs
 from attune.platform.training.loop import total_loss, trainable_only
 
 BEGUN = Progress(step=1, share=0.1)

@@ -1,6 +1,6 @@
 """Runs as folders have them, without training any."""
 
-from attune.platform import store
+from attune.platform.runs import record as store
 
 
 def write_run(home, name, variant, **fields):

@@ -1,7 +1,7 @@
 """Sweeps for tests, written to their folders."""
 
 from attune.models.base import Between, Choice
-from attune.platform import store
+from attune.platform.runs import record as store
 from attune.platform.tuning import spaces, sweep
 
 SPACE = {

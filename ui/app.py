@@ -9,8 +9,8 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 import gradio as gr
 import torch
 
-from attune.ui import talk
-from attune.ui.offer import Offer
+from attune.ui import compare_tab as talk
+from attune.ui.run_catalog import Offer
 
 STYLE = Path(__file__).with_name("page.css")
 HEADER = """<header><h1>Attune</h1><p>Talk to your runs, and compare how each of them answers and

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

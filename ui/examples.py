@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attune.platform.corpora import bundled
-from attune.platform.corpora.conversations import LISTENER, SPEAKER
-from attune.platform.corpora.prepare import find_data, read_samples
-from attune.platform.errors import DataError, UsageError
-from attune.platform.store import Run
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.data import bundled
+from attune.platform.data.conversations import LISTENER, SPEAKER
+from attune.platform.data.prepare import find_data, read_samples
+from attune.platform.runs.record import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from html import escape
 from typing import Literal
 
 from attune.models.base import Explanation
-from attune.platform.serving import Answer
-from attune.platform.store import Run
+from attune.platform.runs.record import Run
+from attune.platform.serving.responder import Answer
 from attune.ui.conversation import Conversation
 
 SHOWN_EMOTIONS = 5

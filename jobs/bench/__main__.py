@@ -10,9 +10,9 @@ from rich.console import Console
 
 from attune.jobs.bench import curation, generation, preparation, stopping, training, tuning
 from attune.jobs.console import Json, console, print_json
-from attune.platform.commit import commit
-from attune.platform.corpora.sources import BUNDLED
-from attune.platform.errors import DataError, UsageError, unknown
+from attune.platform.core.commit import commit
+from attune.platform.core.errors import DataError, UsageError, unknown
+from attune.platform.data.sources import BUNDLED
 
 PARTS = {
     "preparation": preparation,

@@ -13,8 +13,8 @@ import polars as pl
 from rich.console import Console
 
 from attune.jobs.bench.command import attune
-from attune.platform.corpora.conversations import LISTENER, SPEAKER
-from attune.platform.corpora.prepare import read_samples
+from attune.platform.data.conversations import LISTENER, SPEAKER
+from attune.platform.data.prepare import read_samples
 from attune.platform.text.tokenizing import sentences
 
 FILES, LINES = 512, 600

@@ -19,11 +19,13 @@ from attune.jobs.bench.preparation import timed
 from attune.jobs.tables import table
 from attune.models.decoding import NEVER, Decoding
 from attune.models.transformer import Transformer
-from attune.platform import memory, runs, store
-from attune.platform.batches import Columns, Stream, encode
-from attune.platform.corpora.prepare import read_samples
-from attune.platform.errors import UsageError
+from attune.platform.batching.encoding import Columns, Stream, encode
+from attune.platform.core import allocator as memory
+from attune.platform.core.errors import UsageError
+from attune.platform.data.prepare import read_samples
 from attune.platform.evaluation.evaluate import answer
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
 
 REFERENCE_ANSWERS = 40
 OUR_ANSWERS = {"greedy": 5_257, "beam": 1_000}

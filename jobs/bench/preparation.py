@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 
 from attune.jobs.tables import table
-from attune.platform.batches import Ragged, Stream, encode
-from attune.platform.corpora.prepare import TOKENS, prepare, read_samples
-from attune.platform.corpora.sources import Source
+from attune.platform.batching.encoding import Ragged, Stream, encode
+from attune.platform.data.prepare import TOKENS, prepare, read_samples
+from attune.platform.data.sources import Source
 from attune.platform.text.tokenizing import CONTRACTIONS, nltk_tokenize, tokenize
 from attune.platform.text.vocabulary import Vocabulary
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from attune.jobs.bench.command import attune
 from attune.jobs.bench.tuning import asked_of
-from attune.platform.training.metrics_file import read_metrics
+from attune.platform.runs.metrics_file import read_metrics
 
 LOOKS, LOOK = 9, 20
 """Looks at valid of a trial that is not stopped (ASHA stops at the 1st, the 3rd and the 9th), and

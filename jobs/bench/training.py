@@ -33,13 +33,14 @@ from attune.jobs.bench.command import attune
 from attune.jobs.tables import table
 from attune.models.base import PAIRED, Batch, Progress
 from attune.models.multitask import MultiTransformer, emotion_loss
-from attune.platform import memory, runs
-from attune.platform.batches import PADDING, Columns, Ragged, Stream, encode
-from attune.platform.corpora.labels import EMOTIONS
-from attune.platform.corpora.prepare import TOKENS, read_samples
+from attune.platform.batching.encoding import PADDING, Columns, Ragged, Stream, encode
+from attune.platform.core import allocator as memory
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.data.prepare import TOKENS, read_samples
+from attune.platform.runs import model as runs
+from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training.loop import total_loss
-from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import configure
 
 VARIANT, PRESET = "multi-trs", "paper"

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from attune.jobs.bench.command import attune
-from attune.platform.training.metrics_file import read_metrics
+from attune.platform.runs.metrics_file import read_metrics
 
 VARIANT, PRESET, STEPS, TRIALS = "multi-trs", "small", 300, 4
 SETTINGS = ("--set", "patience=0", "--set", "log_every=1", "--set", "track_checkpoint=false")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from attune.platform.corpora.files import ending, lines
-from attune.platform.errors import DataError, UsageError
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.data.files import ending, lines
 from attune.platform.evaluation import metrics
 from attune.platform.text.tokenizing import tokenize
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attune.platform.corpora.prepare import read_manifest, read_samples
-from attune.platform.errors import UsageError
-from attune.platform.home import home
+from attune.platform.core.errors import UsageError
+from attune.platform.core.home import home
+from attune.platform.data.prepare import read_manifest, read_samples
 from attune.platform.text import encoders
 from attune.platform.text.encoders import TextEncoder
 

@@ -11,13 +11,14 @@ import polars as pl
 
 from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
-from attune.platform import classifying, runs
-from attune.platform.corpora.conversations import LISTENER
-from attune.platform.corpora.labels import LABELS
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
+from attune.platform.data.conversations import LISTENER
+from attune.platform.data.labels import LABELS
+from attune.platform.enrichment import classifier as classifying
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import answer, predictions
-from attune.platform.store import Run
+from attune.platform.runs import model as runs
+from attune.platform.runs.record import Run
 from attune.platform.text.detokenizing import readable
 
 LABEL, RESPONSE_LABEL = "label", "response_label"

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from attune.platform.batches import Ragged
-from attune.platform.corpora.files import checksum
-from attune.platform.errors import UsageError
+from attune.platform.batching.encoding import Ragged
+from attune.platform.core.errors import UsageError
+from attune.platform.data.files import checksum
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 

@@ -3,7 +3,7 @@
 import polars as pl
 
 from attune.models.published import PROFILES
-from attune.platform.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown
 
 
 def samples_of(profile: str, samples: pl.DataFrame) -> pl.DataFrame:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 from sacrebleu.metrics.bleu import BLEU
 
-from attune.platform.errors import DataError
+from attune.platform.core.errors import DataError
 from attune.platform.evaluation.answers import tokens
 
 TRIALS = 2000

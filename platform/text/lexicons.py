@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from attune.platform.errors import DataError, UsageError
+from attune.platform.core.errors import DataError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
 from attune.platform.text.vocabulary import END, SPECIALS, Vocabulary
 
 TOKENIZER = "tokenizer.json"

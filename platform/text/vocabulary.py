@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from attune.platform.errors import DataError
+from attune.platform.core.errors import DataError
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<sos>", "<eos>"
 CONTEXT, SEPARATOR, LABEL = "<cls>", "<sep>", "<lab>"

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from attune.platform.corpora.files import open_bytes
-from attune.platform.errors import DataError, UsageError
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.data.files import open_bytes
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 
 

@@ -5,12 +5,10 @@ and a `Sender` passes them on: a store that is slow or away holds up nothing and
 Everything goes through a client with explicit run ids; MLflow's global state is left alone.
 """
 
-import attune.platform.tracking.variables  # noqa: F401 - before MLflow, which reads them
+import attune.platform.tracking.environment  # noqa: F401 - before MLflow, which reads them
 from attune.platform.tracking.connection import contact, opened, quick, store_uri
-from attune.platform.tracking.described import job_tags
 from attune.platform.tracking.models import add_version
-from attune.platform.tracking.sender import Sender
-from attune.platform.tracking.told import (
+from attune.platform.tracking.run_logging import (
     create,
     finish,
     finish_group,
@@ -22,6 +20,8 @@ from attune.platform.tracking.told import (
     start_group,
     tag,
 )
+from attune.platform.tracking.run_metadata import job_tags
+from attune.platform.tracking.sender import Sender
 
 __all__ = [
     "Sender",

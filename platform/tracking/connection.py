@@ -12,11 +12,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
-from attune.platform.errors import UsageError
-from attune.platform.home import home
-from attune.platform.store import Run
-from attune.platform.tracking.described import system
-from attune.platform.tracking.variables import DEFAULTS, QUICK, variables
+from attune.platform.core.errors import UsageError
+from attune.platform.core.home import home
+from attune.platform.runs.record import Run
+from attune.platform.tracking.environment import DEFAULTS, QUICK, variables
+from attune.platform.tracking.run_metadata import system
 
 ADDRESS = "MLFLOW_TRACKING_URI"
 FAILURES = (MlflowException, SQLAlchemyError, OSError)

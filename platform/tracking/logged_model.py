@@ -11,7 +11,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
-from attune.platform.serving import Responder
+from attune.platform.serving.responder import Responder
 
 
 class LoggedModel(PythonModel):

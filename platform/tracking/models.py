@@ -13,11 +13,11 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, DataType, Schema
 
 from attune.models.base import DialogueVariant
-from attune.platform.settings import find_variant
-from attune.platform.store import Run
-from attune.platform.tracking import described
+from attune.platform.core.settings import find_variant
+from attune.platform.runs.record import Run
+from attune.platform.tracking import run_metadata as described
 from attune.platform.tracking.connection import ADDRESS
-from attune.platform.tracking.variables import variables
+from attune.platform.tracking.environment import variables
 
 MODEL_CODE = Path(__file__).with_name("logged_model.py")
 

@@ -12,9 +12,9 @@ from typing import Self
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from attune.platform.store import Run
+from attune.platform.runs.record import Run
 from attune.platform.tracking.connection import client_of, short
-from attune.platform.tracking.described import metrics_of
+from attune.platform.tracking.run_metadata import metrics_of
 
 MOST_METRICS = 1000
 """What MLflow takes at once."""

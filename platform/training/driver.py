@@ -12,12 +12,14 @@ from typing import Any
 import polars as pl
 
 from attune.models.base import DialogueVariant
-from attune.platform import cluster, logs, tracking
-from attune.platform.corpora.prepare import read_manifest, read_samples
-from attune.platform.errors import ServiceError, UsageError
-from attune.platform.serving import Responder
-from attune.platform.settings import find_variant
-from attune.platform.store import Run
+from attune.platform import tracking
+from attune.platform.core.errors import ServiceError, UsageError
+from attune.platform.core.settings import find_variant
+from attune.platform.data.prepare import read_manifest, read_samples
+from attune.platform.runs import log as logs
+from attune.platform.runs.record import Run
+from attune.platform.services import cluster
+from attune.platform.serving.responder import Responder
 from attune.platform.training.loop import PLAN, PROBLEM, RESULT
 
 SAMPLE_ANSWERS = 20

@@ -16,7 +16,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from attune.models.base import Batches, Losses, Progress, Variant
-from attune.platform.errors import DataError, UsageError, unknown
+from attune.platform.core.errors import DataError, UsageError, unknown
 from attune.platform.training.settings import TrainingConfig
 
 ALWAYS, BY_SCALE = "deepspeed.json", "deepspeed"

@@ -33,9 +33,11 @@ from attune.models.base import (
     Update,
     Variant,
 )
-from attune.platform import logs, runs
-from attune.platform.batches import Columns, Loaded, Ragged, Stream, followed
-from attune.platform.store import Run
+from attune.platform.batching.encoding import Columns, Loaded, Ragged, Stream, followed
+from attune.platform.runs import log as logs
+from attune.platform.runs import model as runs
+from attune.platform.runs.metrics_file import MetricsFile
+from attune.platform.runs.record import Run
 from attune.platform.training import checkpoints
 from attune.platform.training.checkpoints import Standing
 from attune.platform.training.engine import (
@@ -45,7 +47,6 @@ from attune.platform.training.engine import (
     kept_settings,
     to_universal,
 )
-from attune.platform.training.metrics_file import MetricsFile
 from attune.platform.training.schedules import rate
 from attune.platform.training.settings import TrainingConfig
 

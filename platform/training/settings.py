@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from attune.models.base import Between, Choice
-from attune.platform.errors import UsageError, unknown
-from attune.platform.settings import find_variant, with_changes
+from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.settings import find_variant, with_changes
 
 
 @dataclass(frozen=True, kw_only=True)

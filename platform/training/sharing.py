@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attune.platform import logs, runs
-from attune.platform.settings import find_variant
-from attune.platform.store import Run
+from attune.platform.core.settings import find_variant
+from attune.platform.runs import log as logs
+from attune.platform.runs import model as runs
+from attune.platform.runs.metrics_file import read_lines
+from attune.platform.runs.record import Run
 from attune.platform.training import checkpoints
-from attune.platform.training.metrics_file import read_lines
 
 ALIKE = ("variant", "preset", "data", "seed", "workers", "zero", "max_steps", "max_minutes", "init")
 """What must be the same of two runs, beside the settings."""

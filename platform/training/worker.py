@@ -12,10 +12,13 @@ import ray.train
 import ray.train.torch
 import torch
 
-from attune.platform import logs, memory, store
-from attune.platform.errors import DataError, UsageError
-from attune.platform.store import Run
-from attune.platform.training import engine, start
+from attune.platform.core import allocator as memory
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.runs import log as logs
+from attune.platform.runs import record as store
+from attune.platform.runs.record import Run
+from attune.platform.training import engine
+from attune.platform.training import setup as start
 from attune.platform.training.loop import PROBLEM, Export, Training, Watch, Worker
 
 

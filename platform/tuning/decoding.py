@@ -7,12 +7,15 @@ from typing import Any
 
 from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
-from attune.platform import cluster, logs, runs, store
-from attune.platform.corpora.prepare import read_samples
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
+from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.data.prepare import read_samples
 from attune.platform.evaluation.evaluate import evaluate
-from attune.platform.settings import find_variant, with_changes
-from attune.platform.store import Run
+from attune.platform.runs import log as logs
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+from attune.platform.runs.record import Run
+from attune.platform.services import cluster
 from attune.platform.tuning.sweep import ENDED, Sweep
 
 Show = Callable[[str, int], None]

@@ -20,14 +20,16 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.search import Searcher
 
-from attune.platform import cluster, logs, tracking
-from attune.platform.errors import UsageError
+from attune.platform import tracking
+from attune.platform.core.errors import UsageError
+from attune.platform.runs import log as logs
+from attune.platform.services import cluster
 from attune.platform.tuning import schedulers
 from attune.platform.tuning import sweep as sweeps
-from attune.platform.tuning.keeper import RETRIES, Keeper, Show
 from attune.platform.tuning.sweep import Sweep
 from attune.platform.tuning.tracker import Tracker
 from attune.platform.tuning.trial import TASK, trial
+from attune.platform.tuning.trial_manager import RETRIES, Keeper, Show
 
 KEPT_CHECKPOINTS = 4
 """Of each member of a population, so that one is there as long as another may take it over."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from attune.platform.errors import UsageError, unknown
-from attune.platform.store import Run
-from attune.platform.training.metrics_file import read_metrics
+from attune.platform.core.errors import UsageError, unknown
+from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.record import Run
 from attune.platform.tuning.sweep import (
     CHOSEN,
     ENDED,

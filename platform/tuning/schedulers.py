@@ -14,7 +14,7 @@ from ray.tune.schedulers import (
 )
 
 from attune.models.base import Between
-from attune.platform.errors import UsageError
+from attune.platform.core.errors import UsageError
 from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.spaces import Space
 from attune.platform.tuning.sweep import Sweep

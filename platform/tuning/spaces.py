@@ -25,8 +25,8 @@ import yaml
 
 from attune.models.base import Between, Choice
 from attune.models.decoding import Decoding
-from attune.platform.errors import UsageError, unknown
-from attune.platform.settings import find_variant
+from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.settings import find_variant
 from attune.platform.training.settings import SEARCH_SPACES, TrainingConfig, configure
 
 if TYPE_CHECKING:

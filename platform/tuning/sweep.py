@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from attune.models.base import DialogueVariant
-from attune.platform import store
-from attune.platform.errors import DataError, UsageError, unknown
-from attune.platform.home import home
-from attune.platform.settings import find_variant
-from attune.platform.store import Run, Status
+from attune.platform.core.errors import DataError, UsageError, unknown
+from attune.platform.core.home import home
+from attune.platform.core.settings import find_variant
+from attune.platform.runs import record as store
+from attune.platform.runs.record import Run, Status
 from attune.platform.tuning import halving, spaces
 from attune.platform.tuning.halving import Climber
 from attune.platform.tuning.spaces import Space

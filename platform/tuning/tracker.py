@@ -10,10 +10,11 @@ from typing import Any, Self
 
 import polars as pl
 
-from attune.platform import store, tracking
-from attune.platform.corpora.prepare import read_manifest
-from attune.platform.errors import UsageError
-from attune.platform.store import Run, Status
+from attune.platform import tracking
+from attune.platform.core.errors import UsageError
+from attune.platform.data.prepare import read_manifest
+from attune.platform.runs import record as store
+from attune.platform.runs.record import Run, Status
 
 SECONDS_TO_SEND = 10.0
 TOLD = "told"

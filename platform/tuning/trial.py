@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from attune.models.base import DialogueVariant
-from attune.platform import cluster, logs, store
-from attune.platform.errors import DataError, UsageError
-from attune.platform.settings import find_variant
-from attune.platform.store import Run
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.settings import find_variant
+from attune.platform.runs import log as logs
+from attune.platform.runs import record as store
+from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.record import Run
+from attune.platform.services import cluster
 from attune.platform.training import checkpoints
 from attune.platform.training.loop import PROBLEM, RESULT, Worker
-from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import configure
 from attune.platform.training.sharing import steps_until
 from attune.platform.tuning.sweep import AT_THE_END
@@ -282,9 +284,9 @@ def measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     if all(name in result["metrics"] for name in metrics):
         return
-    from attune.platform import runs
-    from attune.platform.corpora.prepare import read_samples
+    from attune.platform.data.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate
+    from attune.platform.runs import model as runs
 
     model = runs.load(run.model)
     if not isinstance(model.variant, DialogueVariant):

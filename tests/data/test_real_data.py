@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from attune.platform.batches import Stream, encode
-from attune.platform.corpora.labels import EMOTIONS, LABELS
-from attune.platform.corpora.prepare import prepare, read_marked, read_samples
+from attune.platform.batching.encoding import Stream, encode
+from attune.platform.data.labels import EMOTIONS, LABELS
+from attune.platform.data.prepare import prepare, read_marked, read_samples
 from attune.platform.evaluation.profiles import samples_of
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon

@@ -18,11 +18,11 @@ import torch
 from attune.models import all_variants
 from attune.models.base import DialogueVariant, Progress
 from attune.models.decoding import Decoding
-from attune.platform import runs
-from attune.platform.batches import Stream
+from attune.platform.batching.encoding import Stream
+from attune.platform.core.settings import find_variant
 from attune.platform.evaluation.evaluate import answer, score
-from attune.platform.settings import find_variant
-from attune.platform.training import start
+from attune.platform.runs import model as runs
+from attune.platform.training import setup as start
 from attune.platform.training.loop import total_loss, trainable_only
 from tests.golden.preparation import DIALOGUES, ENCODER, INTENTS, RECCON
 

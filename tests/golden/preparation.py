@@ -16,9 +16,10 @@ from unittest import mock
 
 import polars as pl
 
-from attune.platform.corpora import bundled, dialogues
-from attune.platform.corpora.labels import EMOTIONS, RECCON_LABELS
-from attune.platform.corpora.prepare import prepare
+from attune.platform.data import bundled
+from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
+from attune.platform.data.prepare import prepare
+from attune.platform.data.readers import dialogues
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import Vocabulary
 from tests.encoders import write_tiny_encoder

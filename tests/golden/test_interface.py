@@ -10,7 +10,8 @@ import pytest
 
 from attune.models import all_variants
 from attune.models.base import DialogueVariant
-from attune.platform import jobs, stack, tracking
+from attune.platform import tracking
+from attune.platform.services import jobs, stack
 from attune.platform.training import driver as training_driver
 from attune.platform.tuning import decoding as decoding_trials
 from attune.platform.tuning import driver as tuning_driver

@@ -14,8 +14,8 @@ from playwright.sync_api import expect
 
 from attune.jobs.picture import ALL_DONE, browser, free_port
 from attune.models.decoding import Decoding
-from attune.platform import runs
-from attune.platform.serving import Responder
+from attune.platform.runs import model as runs
+from attune.platform.serving.responder import Responder
 from tests.runs import write_run
 
 pytestmark = pytest.mark.xdist_group("page")

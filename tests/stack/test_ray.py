@@ -14,8 +14,9 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from attune.platform import stack, store
-from attune.platform.training.metrics_file import read_metrics
+from attune.platform.runs import record as store
+from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.services import stack
 from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("cluster")

@@ -18,9 +18,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from attune.platform import promotion, runs, store, tracking
-from attune.platform.corpora.prepare import read_manifest
-from attune.platform.evaluation import answers
+from attune.platform import tracking
+from attune.platform.data.prepare import read_manifest
+from attune.platform.evaluation import answers, promotion
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
 
 from mlflow import MlflowClient  # isort: skip
 

@@ -15,14 +15,17 @@ from attune.jobs.cli import app
 from attune.models import all_variants
 from attune.models.base import PAIRED, Stage, Update, Variant
 from attune.models.decoding import Decoding
-from attune.platform import cluster, runs, store
-from attune.platform.corpora.prepare import prepare, read_samples
-from attune.platform.errors import DataError
+from attune.platform.core.errors import DataError
+from attune.platform.data.prepare import prepare, read_samples
 from attune.platform.evaluation.evaluate import evaluate
-from attune.platform.training import checkpoints, engine, loop, sharing, start
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.services import cluster
+from attune.platform.training import checkpoints, engine, loop, sharing
+from attune.platform.training import setup as start
 from attune.platform.training.engine import Engine, Player
 from attune.platform.training.loop import Training, Worker
-from attune.platform.training.metrics_file import read_metrics
 from attune.platform.training.settings import TrainingConfig
 from attune.platform.training.worker import train
 from attune.platform.tuning.spaces import ends, groups_of
@@ -530,7 +533,7 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "fit", lambda run, _: train(run, Worker()))
     monkeypatch.setattr(cluster, "waits_for", lambda *_: "")
     monkeypatch.setattr(
-        "attune.platform.corpora.prepare.read_samples", lambda *given: read_samples(*given).head(40)
+        "attune.platform.data.prepare.read_samples", lambda *given: read_samples(*given).head(40)
     )
     variants = ("transformer", "mime")
     command = ("demo", *variants, "--preset", "tiny", "--max-steps", "4", "--json")

@@ -14,8 +14,8 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
-from attune.platform import store
-from attune.platform.training.metrics_file import read_metrics
+from attune.platform.runs import record as store
+from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.tuning import sweep as sweeps
 from tests.golden.interface import assert_json_keys
 

@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from attune.platform.training import start
+from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.training import setup as start
 from attune.platform.training.loop import Worker
-from attune.platform.training.metrics_file import read_metrics
 from tests.stack import worker
 
 pytestmark = pytest.mark.xdist_group("workers")

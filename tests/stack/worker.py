@@ -5,8 +5,9 @@ import sys
 
 import torch
 
-from attune.platform import store
-from attune.platform.training import engine, start
+from attune.platform.runs import record as store
+from attune.platform.training import engine
+from attune.platform.training import setup as start
 from attune.platform.training.loop import Training
 
 engine.import_deepspeed()  # takes a while: once for all that are forked

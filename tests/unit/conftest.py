@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from attune.platform import runs, store
-from attune.platform.corpora.prepare import prepare, read_manifest
+from attune.platform.data.prepare import prepare, read_manifest
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
 from tests.runs import write_run
 
 

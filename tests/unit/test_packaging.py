@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attune.platform.wheel import build
+from attune.platform.services.wheel import build
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("platform", "models", "jobs", "ui", "infra")
@@ -39,9 +39,11 @@ def test_platform_at_the_root_is_the_standard_library():
 
 
 def test_editable_install_reads_the_folders():
-    code = "import attune.platform.errors as e, attune.models as m; print(e.__file__, m.__file__)"
+    code = (
+        "import attune.platform.core.errors as e, attune.models as m; print(e.__file__, m.__file__)"
+    )
     found = run(sys.executable, "-c", code, cwd=ROOT).split()
-    assert found == [str(ROOT / "platform/errors.py"), str(ROOT / "models/__init__.py")]
+    assert found == [str(ROOT / "platform/core/errors.py"), str(ROOT / "models/__init__.py")]
 
 
 def test_every_folder_with_python_is_packaged():
@@ -130,7 +132,7 @@ def test_wheel_works_in_an_empty_environment_outside_the_clone(wheel, tmp_path):
         python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
     ).strip()
     (Path(purelib) / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    code = "import attune.platform.errors as errors; print(errors.__file__)"
+    code = "import attune.platform.core.errors as errors; print(errors.__file__)"
     assert run(python, "-c", code, cwd=tmp_path).startswith(purelib)
     attune = environment / "bin" / "attune"
     run(attune, "data", "prepare", "--source", "bundled", "--out", "made", "--json", cwd=tmp_path)

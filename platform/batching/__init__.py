@@ -1,0 +1,1 @@
+"""Samples as tensors: encoding text as numbers, and streams of batches."""

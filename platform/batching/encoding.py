@@ -1,0 +1,500 @@
+"""Samples -> tensor batches: bucketed by length, padded per batch, sharded by rank, resumable.
+
+An epoch's batches are planned as row numbers only, from the seed and the epoch's number: pools of
+shuffled samples are sorted by lengths and cut, then the batches are shuffled. So any step of any
+epoch can be started at without touching what came before. A plan speaks of *global* batches and
+does not depend on how many ranks there are; a rank takes every n-th row of each, which keeps the
+ranks' lengths alike, and learns how many samples and tokens the whole batch has, to divide by.
+"""
+
+import functools
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+
+from attune.models.base import CONTEXTS, RESPONSES, Batch
+from attune.models.labels import LABELS
+from attune.platform.core.errors import DataError, unknown
+from attune.platform.data.conversations import LISTENER, SPEAKER
+from attune.platform.text.encoders import TextEncoder
+from attune.platform.text.vocabulary import (
+    CONTEXT,
+    END,
+    LABEL,
+    LISTENER_TOKEN,
+    PAD,
+    SEPARATOR,
+    SPEAKER_TOKEN,
+    SPECIALS,
+    Vocabulary,
+)
+
+PADDING = SPECIALS.index(PAD)
+_LABELS = {label: number for number, label in enumerate(LABELS, start=1)}
+_NO_LABEL = len(LABELS) + 1  # not 0, which is padding
+Numbers = npt.NDArray[np.int64]
+POOL = 256
+"""How many batches' worth of samples are sorted together: more pads less and mixes less."""
+
+
+class Ragged:
+    """Rows of different lengths in one array."""
+
+    def __init__(self, values: Numbers, lengths: Numbers):
+        self.values = values
+        self.lengths = lengths
+        self.starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
+        """From rows of numbers."""
+        values = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
+        return cls(values, np.array([len(row) for row in rows], dtype=np.int64))
+
+    @classmethod
+    def from_lists(cls, lists: pl.Series) -> "Ragged":
+        """From a polars column of lists."""
+        array = lists.rechunk().to_arrow()
+        values = array.flatten().to_numpy(zero_copy_only=False)
+        return cls(values.astype(np.int64), array.value_lengths().to_numpy().astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, rows: Numbers) -> "Ragged":
+        """Some of the rows; the array stays where it is."""
+        taken = Ragged(self.values, self.lengths[rows])
+        taken.starts = self.starts[rows]
+        return taken
+
+    def padded(self, rows: Numbers) -> torch.Tensor:
+        """(rows, longest of them), filled up with the number of `<pad>`."""
+        lengths = self.lengths[rows]
+        width = int(lengths.max(initial=0))
+        columns = np.arange(width)
+        inside = columns < lengths[:, None]  # (B, T)
+        table = np.full((len(rows), width), PADDING, dtype=np.int64)
+        table[inside] = self.values[(self.starts[rows, None] + columns)[inside]]
+        return torch.from_numpy(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a context is laid out as one sequence."""
+
+    separators: bool = False
+    """Put `<sep>` behind each utterance (emotion cause); the other papers just join them."""
+    max_context: int | None = None
+    """Keep only the last so many tokens (`<cls>` aside); the papers' code cuts nothing."""
+
+
+Columns = Mapping[str, Ragged | Numbers]
+
+
+def encode(
+    samples: pl.DataFrame,
+    vocabulary: Vocabulary,
+    *,
+    layout: Layout = Layout(),  # noqa: B008
+    emotions: Iterable[str] = (),
+    emotion_words: Callable[[pl.Series], pl.Series] | None = None,
+    causes: bool = False,
+    labels: bool = False,
+) -> dict[str, Ragged | Numbers]:
+    """The samples as numbers.
+
+    context           <cls> and all utterances' tokens
+    context_roles     parallel to it: <cls>, then the role token of who speaks
+    context_turns     parallel to it: 0 for <cls>, then 1, 2 ... for each utterance
+    response          its tokens and <eos>; next_turn likewise, or nothing where there is none
+    emotion           the number in `emotions`, -1 where a sample has none
+    index             the row in `samples`
+
+    and with `emotion_words`, which finds those of tokens:
+
+    emotion_words     <lab> and the context's emotion words; response_emotion_words likewise, and
+                      next_turn_emotion_words, or nothing where there is no next turn
+
+    and with `causes`:
+
+    context_causes    parallel to the context: 1 for <cls> and for each token of an utterance that
+                      holds the cause of the emotion, 0 of others, -1 where that is not known
+
+    and with `labels`, those of `LABELS`:
+
+    context_labels    parallel to the context: from 1 on the label of the utterance, and behind all
+                      of them the number for <cls> and for utterances that have none
+    response_label    the number of the response's, -1 where it has none
+    """
+    numbers_of_emotions = {emotion: number for number, emotion in enumerate(emotions)}
+
+    def for_each(column: str, dtype: type[pl.DataType]) -> pl.Expr:
+        """What there is of each utterance, or nothing of each."""
+        nothing = pl.lit(None, dtype=dtype).repeat_by(pl.col("context_tokens").list.len())
+        return pl.coalesce(column, nothing)
+
+    utterances = samples.select(
+        pl.int_range(pl.len()).alias("row"),
+        tokens="context_tokens",
+        role="context_roles",
+        cause=for_each("context_causes", pl.Boolean),
+        label=for_each("context_labels", pl.String),
+    ).explode("tokens", "role", "cause", "label")
+    numbers = utterances.with_columns(
+        number=vocabulary.encode(utterances["tokens"]),
+        turn=pl.int_range(1, pl.len() + 1).over("row"),
+        role=pl.col("role").replace_strict(
+            {
+                SPEAKER: vocabulary.numbers[SPEAKER_TOKEN],
+                LISTENER: vocabulary.numbers[LISTENER_TOKEN],
+            },
+            return_dtype=pl.Int32,
+        ),
+        cause=pl.col("cause").cast(pl.Int32).fill_null(-1),
+        label=pl.col("label").replace_strict(_LABELS, default=_NO_LABEL, return_dtype=pl.Int32),
+    )
+    if layout.separators:
+        separator = pl.lit([vocabulary.numbers[SEPARATOR]], dtype=pl.List(pl.Int32))
+        numbers = numbers.with_columns(number=pl.col("number").list.concat(separator))
+    words = (
+        numbers.select("row", "number", "turn", "role", "cause", "label")
+        .filter(pl.col("number").list.len() > 0)
+        .explode("number")
+        .group_by("row", maintain_order=True)
+        .agg("number", "turn", "role", "cause", "label")
+    )
+    words = samples.select(pl.int_range(pl.len()).alias("row")).join(
+        words, on="row", how="left", maintain_order="left"
+    )
+
+    def sequence(column: str, first: int) -> Ragged:
+        lists = pl.col(column).fill_null(pl.lit([], dtype=words.schema[column]))
+        if layout.max_context is not None:
+            lists = lists.list.tail(layout.max_context)
+        front = pl.lit([first], dtype=words.schema[column])
+        return Ragged.from_lists(words.select(front.list.concat(lists)).to_series())
+
+    def spoken(column: str) -> Ragged:
+        end = pl.lit([vocabulary.numbers[END]], dtype=pl.List(pl.Int32))
+        lists = pl.DataFrame({"number": vocabulary.encode(samples[column])}).select(
+            pl.when(samples[column].is_not_null())
+            .then(pl.col("number").list.concat(end))
+            .otherwise("number")
+        )
+        return Ragged.from_lists(lists.to_series())
+
+    context = vocabulary.numbers[CONTEXT]
+    found = {} if emotion_words is None else _felt(samples, vocabulary, emotion_words)
+    if causes:
+        found["context_causes"] = sequence("cause", 1)
+    if labels:
+        found["context_labels"] = sequence("label", _NO_LABEL)
+        found["response_label"] = (
+            samples["response_label"]
+            .replace_strict(_LABELS, default=0, return_dtype=pl.Int64)
+            .to_numpy()
+            - 1
+        )
+    return {
+        **found,
+        "context": sequence("number", context),
+        "context_roles": sequence("role", context),
+        "context_turns": sequence("turn", 0),
+        "response": spoken("response_tokens"),
+        "next_turn": spoken("next_turn_tokens"),
+        "emotion": _emotion_numbers(samples["emotion"], numbers_of_emotions),
+        "index": np.arange(samples.height),
+    }
+
+
+def read_by(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+    """The samples as a pretrained encoder reads them, with the emotion given as a word.
+
+    subwords          [CLS] emotion [SEP], then each utterance with [SEP] behind it, from 1 on
+    subword_turns     parallel to it: 1 for the emotion, then 2, 3 ... for each utterance
+    turn_roles        by utterance: 1 for the speaker's, 2 for the listener's
+    causes            by utterance: 1 where it does not hold the cause, 2 where it does, 0 unknown
+
+    What is too long for the encoder loses its oldest subwords; such utterances keep their roles.
+    """
+    texts = pl.concat([samples["context"].explode(), samples["emotion"]]).drop_nulls().unique()
+    numbers = dict(zip(texts, encoder.subwords(texts.to_list()), strict=True))
+    subwords, turns = [], []
+    for context, emotion in samples.select("context", "emotion").iter_rows():
+        front = [encoder.first, *numbers.get(emotion, []), encoder.separator]
+        spoken = [[*numbers[text], encoder.separator] for text in context]
+        room = encoder.longest - len(front)
+        subwords.append(front + list(itertools.chain.from_iterable(spoken))[-room:])
+        of_turn = [turn for turn, part in enumerate(spoken, start=2) for _ in part]
+        turns.append([1] * len(front) + of_turn[-room:])
+    roles = pl.col("context_roles").list.eval(
+        pl.element().replace_strict({SPEAKER: 1, LISTENER: 2}, return_dtype=pl.Int64)
+    )
+    marks = pl.col("context_causes").list.eval((pl.element().cast(pl.Int64) + 1).fill_null(0))
+    unknown_marks = roles.list.eval(pl.element() * 0)
+    return {
+        "subwords": Ragged.from_rows(subwords),
+        "subword_turns": Ragged.from_rows(turns),
+        "turn_roles": Ragged.from_lists(samples.select(roles).to_series()),
+        "causes": Ragged.from_lists(samples.select(marks.fill_null(unknown_marks)).to_series()),
+    }
+
+
+def subwords_of(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+    """The texts alone, as a pretrained encoder reads them; nothing where there is none.
+
+    context_subwords      [CLS], then each utterance with [SEP] behind it, from 1 on
+    response_subwords     [CLS] response [SEP]
+
+    What is too long for the encoder loses its oldest subwords.
+    """
+    contexts = samples["context"].to_list()
+    responses = [[] if text is None else [text] for text in samples["response"]]
+    texts = list(dict.fromkeys(itertools.chain.from_iterable((*contexts, *responses))))
+    numbers = dict(zip(texts, encoder.subwords(texts), strict=True))
+
+    def read(spoken: Sequence[str]) -> list[int]:
+        behind = [number for text in spoken for number in (*numbers[text], encoder.separator)]
+        return [encoder.first, *behind[1 - encoder.longest :]] if spoken else []
+
+    return {
+        "context_subwords": Ragged.from_rows([read(context) for context in contexts]),
+        "response_subwords": Ragged.from_rows([read(response) for response in responses]),
+    }
+
+
+def followed(columns: Columns) -> Columns:
+    """The samples whose response the speaker answers."""
+    replies = columns["next_turn"]
+    assert isinstance(replies, Ragged)
+    rows = np.flatnonzero(replies.lengths)
+    return {name: column[rows] for name, column in columns.items()}
+
+
+UNPAIRED_COLUMNS = {
+    CONTEXTS: ("index", "context", "context_roles", "emotion"),
+    RESPONSES: ("index", "response", "emotion"),
+}
+
+
+def unpaired(columns: Columns, stream: str) -> Columns:
+    """What there is of contexts, or of responses, that belong to no pair: a batch then lacks the
+    other side, instead of having an empty one."""
+    return {name: columns[name] for name in UNPAIRED_COLUMNS[stream]}
+
+
+def _felt(
+    samples: pl.DataFrame, vocabulary: Vocabulary, find: Callable[[pl.Series], pl.Series]
+) -> dict[str, Ragged | Numbers]:
+    """The emotion words of the context, of the response and of the next turn."""
+    turns = samples.select(pl.int_range(pl.len()).alias("row"), text="context_tokens").explode(
+        "text"
+    )
+    context = (
+        turns.with_columns(text=find(turns["text"]).fill_null(""))
+        .group_by("row", maintain_order=True)
+        .agg(pl.col("text").str.join(" "))["text"]
+    )
+    label = pl.lit([vocabulary.numbers[LABEL]], dtype=pl.List(pl.Int32))
+
+    def labelled(words: pl.Series) -> Ragged:
+        numbers = pl.DataFrame({"number": vocabulary.encode(words)}).select(
+            pl.when(words.is_not_null()).then(label.list.concat("number")).otherwise("number")
+        )
+        return Ragged.from_lists(numbers.to_series())
+
+    return {
+        "emotion_words": labelled(context),
+        "response_emotion_words": labelled(find(samples["response_tokens"])),
+        "next_turn_emotion_words": labelled(find(samples["next_turn_tokens"])),
+    }
+
+
+def _emotion_numbers(emotions: pl.Series, labels: Mapping[str, int]) -> Numbers:
+    strange = sorted(set(emotions.drop_nulls().unique()) - set(labels)) if labels else []
+    if strange:
+        raise DataError(
+            f"{unknown('emotion', strange[0], labels)} (it stands in the prepared data)"
+        )
+    if not labels:
+        return np.full(len(emotions), -1)
+    numbers = emotions.replace_strict(labels, default=None, return_dtype=pl.Int64).fill_null(-1)
+    return numbers.to_numpy().astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Position:
+    """Where in the data a run stands: the next batch to be taken. A checkpoint stores this."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A batch, and where to go on after it."""
+
+    batch: Batch
+    following: Position
+
+
+def _lengths(columns: Columns, name: str) -> Numbers:
+    column = columns.get(name)
+    if column is None:
+        return np.zeros(len(columns["index"]), dtype=np.int64)
+    assert isinstance(column, Ragged)
+    return column.lengths
+
+
+class Stream:
+    """Endless batches of one stream of samples, the same for the same seed."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        *,
+        size: int,
+        by: Literal["samples", "tokens"] = "samples",
+        seed: int = 0,
+        shuffle: bool = True,
+        by_context: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        prefetch: int = 4,
+    ):
+        """`size` counts samples, or tokens of contexts and responses with their padding.
+
+        Batches are of like responses, or with `by_context` of like contexts (for decoding).
+        Unpaired text lacks one of the two.
+        """
+        self.context_lengths = _lengths(columns, "context")
+        self.response_lengths = _lengths(columns, "response")
+        self.tokens = self.response_lengths if "response" in columns else self.context_lengths
+        if len(self.response_lengths) < world_size:
+            raise DataError(
+                f"{len(self.response_lengths)} samples cannot be shared by {world_size} workers"
+            )
+        if by == "samples" and size < world_size:
+            raise DataError(f"a batch of {size} samples cannot be shared by {world_size} workers")
+        self.columns = columns
+        self.size, self.by = size, by
+        self.seed, self.shuffle, self.by_context = seed, shuffle, by_context
+        self.rank, self.world_size = rank, world_size
+        self.prefetch = prefetch
+        self.plan = functools.lru_cache(2)(self._plan)
+
+    def batches(self, start: Position = Position()) -> Iterator[Loaded]:  # noqa: B008
+        """The batches from `start` on, for ever; made ahead in a thread."""
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+            ahead: deque[Future[Loaded]] = deque()
+            try:
+                for rows, following in self._planned(start):
+                    ahead.append(thread.submit(self._load, rows, following))
+                    if len(ahead) > self.prefetch:
+                        yield ahead.popleft().result()
+            finally:
+                for future in ahead:
+                    future.cancel()
+
+    def epoch(self, number: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch only, in which each sample comes exactly once."""
+        for loaded in self.batches(Position(epoch=number)):
+            yield loaded.batch
+            if loaded.following.epoch > number:
+                return
+
+    def position(self, step: int) -> Position:
+        """Where batch number `step`, counted over all epochs, stands."""
+        epoch = 0
+        while step >= len(self.plan(epoch)):
+            step -= len(self.plan(epoch))
+            epoch += 1
+        return Position(epoch=epoch, batch=step)
+
+    def _planned(self, here: Position) -> Iterator[tuple[Numbers, Position]]:
+        """The rows of each batch, with the position after it."""
+        while True:
+            plan = self.plan(here.epoch)
+            for number in range(here.batch, len(plan) - 1):
+                yield plan[number], Position(epoch=here.epoch, batch=number + 1)
+            yield plan[-1], Position(epoch=here.epoch + 1)
+            here = Position(epoch=here.epoch + 1)
+
+    def _load(self, rows: Numbers, following: Position) -> Loaded:
+        mine = rows[self.rank :: self.world_size]
+        tensors = {
+            name: column.padded(mine)
+            if isinstance(column, Ragged)
+            else torch.from_numpy(column[mine])
+            for name, column in self.columns.items()
+        }
+        tokens = int(self.tokens[rows].sum())
+        batch = Batch(
+            tensors=tensors,
+            samples=len(rows) / self.world_size,
+            tokens=tokens / self.world_size,
+        )
+        return Loaded(batch=batch, following=following)
+
+    def _plan(self, epoch: int) -> list[Numbers]:
+        """The global batches of an epoch, as row numbers."""
+        count = len(self.response_lengths)
+        if not self.shuffle:
+            return self._cut(self._by_length(np.arange(count)))
+        draw = np.random.default_rng([self.seed, epoch])
+        order = draw.permutation(count)
+        pools = np.array_split(order, max(1, round(count / (self._typical_rows() * POOL))))
+        batches = [batch for pool in pools for batch in self._cut(self._by_length(pool))]
+        return [batches[number] for number in draw.permutation(len(batches))]
+
+    def _by_length(self, rows: Numbers) -> Numbers:
+        """Rows in an order in which neighbours are alike.
+
+        By the response first, then strips of that by the context, to and fro, so that a batch that
+        lies across two strips has contexts alike, too. Batches are then alike in both, and their
+        responses still of several lengths.
+        """
+        contexts, responses = self.context_lengths, self.response_lengths
+        if self.by_context:
+            return rows[np.lexsort((responses[rows], contexts[rows]))]
+        rows = rows[np.lexsort((contexts[rows], responses[rows]))]
+        count = max(1, round(math.sqrt(len(rows) / self._typical_rows())))
+        strips = [
+            strip[np.lexsort((responses[strip], contexts[strip]))]
+            for strip in np.array_split(rows, count)
+        ]
+        return np.concatenate([s[::-1] if number % 2 else s for number, s in enumerate(strips)])
+
+    def _typical_rows(self) -> float:
+        if self.by == "samples":
+            return self.size
+        mean = float(np.mean(self.context_lengths + self.response_lengths))
+        return max(1.0, self.size / mean)
+
+    def _cut(self, rows: Numbers) -> list[Numbers]:
+        if self.by == "samples":
+            # Nearly equal parts, so that no epoch ends in a tiny batch with a loud gradient.
+            return np.array_split(rows, -(-len(rows) // self.size))
+        ends: list[int] = []
+        start = context = response = 0
+        for place, row in enumerate(rows):
+            context = max(context, int(self.context_lengths[row]))
+            response = max(response, int(self.response_lengths[row]))
+            full = (place + 1 - start) * (context + response) > self.size
+            if full and place - start >= self.world_size:
+                ends.append(place)
+                start = place
+                context, response = int(self.context_lengths[row]), int(self.response_lengths[row])
+        parts = np.split(rows, ends)
+        if len(parts) > 1 and len(parts[-1]) < self.world_size:
+            parts[-2:] = [np.concatenate(parts[-2:])]
+        return parts

@@ -1,0 +1,187 @@
+"""What is undesired in subtitles, as steps that each have a name, a switch and a count.
+
+Steps of lines change a text, or leave nothing of it, before anybody asks who says it. Steps of
+turns and of dialogs say what to keep. A turn that is left out ends its dialog there, and what
+follows is another one: an answer to what is no longer there would be silently wrong.
+
+Deviations: Xie and Pu 2021 list their steps in an appendix that we do not have. These are ours.
+"""
+
+import hashlib
+import html
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from attune.platform.core.errors import UsageError, unknown
+
+MAX_TOKENS = 100
+"""What the paper's model reads."""
+MIN_ENGLISH_WORDS, MIN_ENGLISH_SHARE = 8, 0.1
+
+_TAG = re.compile(r"<[^<>]*>|\{[^{}]*\}|\\[Nnh]")
+_SOUND = re.compile(r"\[[^\]]*(?:\]|$)|\([^)]*(?:\)|$)|\*[^*]+\*")
+_NOTES = re.compile(r"[\u2669-\u266f]|^\s*#\s|\s#\s*$")
+_CREDIT = re.compile(
+    r"(?i)\b(?:subtitles?|subtitling|subbed|sync(?:ed|hroni[sz]ed)?|captions?|captioned|captioning|"
+    r"translated|translation|transcribed|transcript|corrected|corrections?|ripped|encoded|edited)"
+    r"(?: and \w+)?(?: by|:)\s|opensubtitles|addic7ed|https?:|www\.|\w\.(?:com|org|net)\b"
+)
+_SPEAKER = re.compile(r"^\s*(?:[A-Z][A-Z0-9.'&# -]{0,28}[A-Z0-9.]|[A-Z]{2,}):(?=\s|$)\s*")
+_DASH = re.compile(r"^(?:\s*[-\u2013\u2014](?![-\u2013\u2014]))+\s*")
+_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u00b4": "'", "`": "'", "\u201c": '"',
+                         "\u201d": '"', "\u2026": "..."})  # fmt: skip
+_MISREAD = re.compile(r"\bl(?='(?:m|ll|ve|d)\b)|(?<![\w'])l(?![\w'.])|\bl(?=[tfns]\b)")
+_TOKEN = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_ENGLISH = frozenset(
+    re.findall(
+        r"\S+",
+        """the and you is are of to it that what this have not my your with be they she his her him
+        from about know but get can here just right there want think good like would i i'm it's
+        don't we how who when where why all been had has were did does going out up yes oh see now
+        if or our their them some any because could should us at as by on""",
+    )
+)
+"""Common words that the neighbouring languages do not share; half of English speech is of these."""
+
+
+def markup(text: str) -> str:
+    """Takes out tags, and puts in what character references stand for."""
+    return _TAG.sub(" ", html.unescape(text)) if _has(text, "<{\\&") else text
+
+
+def lyrics(text: str) -> str:
+    """Leaves nothing of what is sung."""
+    return "" if _NOTES.search(text) else text
+
+
+def credits(text: str) -> str:
+    """Leaves nothing of who made the subtitles, and of advertisements."""
+    return "" if _CREDIT.search(text) else text
+
+
+def sounds(text: str) -> str:
+    """Takes out what is heard and not said: [door slams], (sighs), *cough*."""
+    return _SOUND.sub(" ", text) if _has(text, "[(*") else text
+
+
+def speakers(text: str) -> str:
+    """Takes out who says it, and dashes in front: `- MARY: No.`."""
+    return _SPEAKER.sub("", _DASH.sub("", text))
+
+
+def spelling(text: str) -> str:
+    """Puts right an l that was read for an I, and makes quotation marks and dots plain."""
+    return _MISREAD.sub("I", text.translate(_QUOTES))
+
+
+def short(text: str) -> bool:
+    """At least one word."""
+    return _WORD.search(text) is not None
+
+
+def long(text: str) -> bool:
+    """At most 100 tokens."""
+    return count_tokens(text) <= MAX_TOKENS
+
+
+def letters(text: str) -> bool:
+    """At least half of it letters."""
+    written = [character for character in text if not character.isspace()]
+    return 2 * sum(map(str.isalpha, written)) >= len(written)
+
+
+def english(texts: Sequence[str]) -> bool:
+    """English, by the share of its commonest words; too few words are let pass."""
+    words = [word.lower() for text in texts for word in _WORD.findall(text)]
+    if len(words) < MIN_ENGLISH_WORDS:
+        return True
+    return sum(word in _ENGLISH for word in words) >= MIN_ENGLISH_SHARE * len(words)
+
+
+def alone(texts: Sequence[str]) -> bool:
+    """At least two turns."""
+    return len(texts) > 1
+
+
+DUPLICATES = "duplicates"
+"""A dialog that occurs word for word before; found when all files are there (`curate.py`)."""
+
+LINE_STEPS: dict[str, Callable[[str], str]] = {
+    step.__name__: step for step in (markup, lyrics, credits, sounds, speakers, spelling)
+}
+TURN_STEPS: dict[str, Callable[[str], bool]] = {
+    step.__name__: step for step in (short, long, letters)
+}
+DIALOG_STEPS: dict[str, Callable[[Sequence[str]], bool]] = {
+    step.__name__: step for step in (english, alone)
+}
+STEPS = (*LINE_STEPS, *TURN_STEPS, *DIALOG_STEPS, DUPLICATES)
+
+
+def chosen(without: Iterable[str]) -> tuple[str, ...]:
+    """All steps but those, in their order."""
+    left_out = set(without)
+    for name in sorted(left_out - set(STEPS)):
+        raise UsageError(f"--without: {unknown('step', name, STEPS)}")
+    return tuple(step for step in STEPS if step not in left_out)
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """Some of the steps, and how many lines they changed or how many turns and dialogs they left
+    out."""
+
+    steps: tuple[str, ...]
+    counts: Counter[str]
+
+    def line(self, text: str) -> str:
+        """What is left of a line's text."""
+        for name in self.steps:
+            if (step := LINE_STEPS.get(name)) and text:
+                changed = " ".join(step(text).split())
+                self.counts[name] += changed != text
+                text = changed
+        return text
+
+    def pieces(self, texts: Sequence[str]) -> list[tuple[int, int]]:
+        """What is left of a dialog: from which turn to before which."""
+        kept = [self._keeps(TURN_STEPS, text) for text in texts]
+        ends = [place for place, keep in enumerate(kept) if not keep]
+        starts = [0, *(place + 1 for place in ends)]
+        found = zip(starts, [*ends, len(texts)], strict=True)
+        return [
+            (start, end)
+            for start, end in found
+            if start < end and self._keeps(DIALOG_STEPS, texts[start:end])
+        ]
+
+    def _keeps(self, steps: dict[str, Callable[..., bool]], what: str | Sequence[str]) -> bool:
+        for name in self.steps:
+            if name in steps and not steps[name](what):
+                self.counts[name] += 1
+                return False
+        return True
+
+
+def names_speaker(text: str) -> bool:
+    """Whether a line says by a dash or a name in front that somebody begins to speak."""
+    plain = markup(text)
+    return bool(_DASH.match(plain) or _SPEAKER.match(plain))
+
+
+def count_tokens(text: str) -> int:
+    """Words and marks of punctuation."""
+    return len(_TOKEN.findall(text))
+
+
+def key_of(texts: Sequence[str]) -> int:
+    """The same number for dialogs that say the same words, however they are punctuated."""
+    words = " / ".join(" ".join(re.findall(r"\w+", text.lower())) for text in texts)
+    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), signed=True)
+
+
+def _has(text: str, characters: str) -> bool:
+    return any(character in text for character in characters)

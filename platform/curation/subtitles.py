@@ -1,0 +1,137 @@
+"""Lines of subtitles with their times, out of OPUS XML and SRT files, packed with .gz or not.
+
+A line of OPUS is a sentence: plain text, or tokens in `<w>`, whose blanks are taken out again. Its
+times are those of the `<time>` marks inside it, so that a sentence which shares its place on the
+screen with the one before it has no start of its own. A line of SRT is what is shown at once, or
+each part of it that begins with a dash; inner ends and starts are not known then, either.
+"""
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from attune.platform.core.errors import DataError
+from attune.platform.data.files import ending, open_bytes
+from attune.platform.data.readers.edos import detokenized
+
+OPUS, SRT = ".xml", ".srt"
+ENDINGS = (OPUS, SRT)
+_CLOCK = re.compile(r"(\d+):(\d+):(\d+)[,.](\d+)")
+_SHOWN = re.compile(rf"^\s*({_CLOCK.pattern})\s*-->\s*({_CLOCK.pattern})")
+_DASH = re.compile(r"^\s*[-\u2013\u2014](?![-\u2013\u2014])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What is said, and when, in seconds; None where that is not known."""
+
+    text: str
+    start: float | None = None
+    end: float | None = None
+
+
+def find(source: Path) -> list[Path]:
+    """The subtitles in a folder and in the folders inside it, by name; or the one file."""
+    if source.is_file():
+        return [source] if ending(source) in ENDINGS else []
+    return sorted(path for path in source.rglob("*") if path.is_file() and ending(path) in ENDINGS)
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a file; a DataError where it is damaged or has none."""
+    lines = _opus(path) if ending(path) == OPUS else list(_srt(path))
+    if not lines:
+        raise DataError(f"{path}: no subtitles in it")
+    return lines
+
+
+def _opus(path: Path) -> list[Line]:
+    lines, tokenized = [], False
+    with open_bytes(path) as stream:
+        try:
+            for _, element in ET.iterparse(stream, events=("end",)):
+                if element.tag == "s":
+                    tokenized = tokenized or element.find(".//w") is not None
+                    if line := _sentence(element):
+                        lines.append(line)
+                    element.clear()
+        except (ET.ParseError, ValueError, LookupError) as error:  # LookupError: an odd encoding
+            raise DataError(f"{path}: not readable as XML: {error}") from error
+    return _joined_tokens(lines) if tokenized else lines
+
+
+def _sentence(element: ET.Element) -> Line | None:
+    words: list[str] = []
+    start = end = None
+    for part in element.iter():
+        if part.tag == "time":
+            clock = _seconds(part.get("value", ""))
+            if part.get("id", "").endswith("S"):
+                start = clock if start is None else start
+            else:
+                end = clock
+        words.append(part.text or "")
+        if part is not element:
+            words.append(part.tail or "")
+    text = " ".join(" ".join(words).split())
+    return Line(text=text, start=start, end=end) if text else None
+
+
+def _joined_tokens(lines: list[Line]) -> list[Line]:
+    texts = pl.DataFrame({"text": [line.text for line in lines]}, schema={"text": pl.String})
+    joined = texts.select(detokenized(pl.col("text"))).to_series()
+    return [
+        Line(text=text, start=line.start, end=line.end)
+        for text, line in zip(joined, lines, strict=True)
+    ]
+
+
+def _srt(path: Path) -> Iterator[Line]:
+    with open_bytes(path) as stream:
+        content = stream.read()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:  # most others come from Windows
+        text = content.decode("cp1252", errors="replace")
+    shown: list[str] = []
+    times: tuple[float | None, float | None] | None = None
+    for row in [*text.splitlines(), "0:0:0,0 --> 0:0:0,0"]:
+        if match := _SHOWN.match(row):
+            if times is not None:
+                if shown and shown[-1].isdecimal():  # the next one's number: no blank row between
+                    shown.pop()
+                yield from _parts(shown, *times)
+            times, shown = (_seconds(match[1]), _seconds(match[6])), []
+        elif row.strip():
+            shown.append(row.strip())
+        elif shown and times is not None:  # the number of the next one is no text of this one
+            yield from _parts(shown, *times)
+            times, shown = None, []
+
+
+def _parts(shown: list[str], start: float | None, end: float | None) -> Iterator[Line]:
+    """What is shown at once, cut before each row with a dash."""
+    parts: list[list[str]] = []
+    for row in shown:
+        if not parts or _DASH.match(row):
+            parts.append([])
+        parts[-1].append(row)
+    for number, part in enumerate(parts):
+        yield Line(
+            text=" ".join(part),
+            start=start if number == 0 else None,
+            end=end if number == len(parts) - 1 else None,
+        )
+
+
+def _seconds(clock: str) -> float | None:
+    """`00:01:02,500` in seconds; None where it is nothing of the kind."""
+    match = _CLOCK.match(clock.strip())
+    if match is None:
+        return None
+    hours, minutes, seconds, fraction = match.groups()
+    return int(hours) * 3600 + int(minutes) * 60 + float(f"{seconds}.{fraction}")

@@ -1,0 +1,244 @@
+"""Material -> conversations, the same ones every time.
+
+The splits are by material: a situation with all it contains (its causes, questions, answers and
+replies) belongs to one split by its place in its file, and so does each frame of a listener's
+general answers. Only how a feeling shows (`feelings`, `names`) and closing words are shared, as
+they are in life. What a conversation is made of is drawn from a generator seeded by emotion and
+situation, so that editing one leaves the others as they are.
+"""
+
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeVar
+
+import polars as pl
+import yaml
+
+from attune.platform.data.conversations import LISTENER, SPEAKER, SPLITS, UNPAIRED, conversations
+from attune.platform.data.labels import EMOTIONS, NEUTRAL
+from attune.platform.text.lexicons import Lexicon
+
+T = TypeVar("T")
+
+# The split of each of the 32 situations of an emotion, and of each ten frames of a listener.
+SITUATION_SPLITS = (
+    *("train", "train", "train", "valid", "train", UNPAIRED[0], "train", "test"),
+    *("train", "train", "train", "valid", "train", UNPAIRED[1], "train", "test"),
+) * 2
+FRAME_SPLITS = ("train", "train", "train", "valid", "test") * 2
+CONVERSATIONS_OF_A_SITUATION = {"train": 2, "valid": 2, "test": 2, UNPAIRED[0]: 3, UNPAIRED[1]: 4}
+
+# The same thing makes one person afraid and another terrified: what happened alone must not tell
+# the emotion, or models learn situations by heart instead of how feelings show. So each situation
+# is also told once with each of these neighbours of its emotion.
+NEIGHBOURS = (
+    ("afraid", "terrified"), ("anxious", "apprehensive"), ("angry", "furious", "annoyed"),
+    ("sad", "devastated", "lonely"), ("ashamed", "guilty", "embarrassed"),
+    ("joyful", "excited", "content"), ("hopeful", "anticipating"),
+    ("proud", "confident", "prepared"), ("grateful", "trusting", "faithful"),
+    ("caring", "sentimental", "nostalgic"), ("surprised", "impressed"),
+    ("disappointed", "jealous"), ("disgusted", "annoyed"),
+)  # fmt: skip
+
+NAMES_IT = 0.15  # how often a speaker names the emotion
+FEELING = 0.65  # how often a sentence about the feeling follows what is said
+GOES_ON = 0.6  # how often the speaker has the last word and the listener says goodbye
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utterance:
+    """One turn, with what is true of it by construction."""
+
+    role: str
+    text: str
+    label: str
+    cause: bool = False
+
+
+def read() -> Iterator[pl.DataFrame]:
+    """All conversations of the corpus, in the one frame of `data/conversations.py`."""
+    rows: list[dict[str, object]] = []
+    for emotion in EMOTIONS:
+        for place, situation in enumerate(_material(emotion)["situations"]):
+            for number, (felt, turns) in enumerate(_conversations(emotion, place)):
+                row = {
+                    "conversation_id": f"{emotion}-{place:02d}-{number}",
+                    "split": SITUATION_SPLITS[place],
+                    "emotion": felt,
+                    "situation": situation["summary"],
+                    "file": f"{emotion}.yaml",
+                    "row": place + 1,
+                }
+                rows.extend({**row, "turn": t, **vars(u)} for t, u in enumerate(turns))
+    yield conversations(rows)
+
+
+def lexicon() -> Lexicon:
+    """The emotional words of the material; one that stands in several files gets their mean."""
+    values: dict[str, list[tuple[float, float]]] = {}
+    for emotion in EMOTIONS:
+        for word, pair in _material(emotion)["lexicon"].items():
+            values.setdefault(word, []).append(tuple(pair))
+    means = {
+        word: (
+            round(sum(valence for valence, _ in pairs) / len(pairs), 4),
+            round(sum(arousal for _, arousal in pairs) / len(pairs), 4),
+        )
+        for word, pairs in values.items()
+    }
+    return Lexicon(words=frozenset(means), valence_arousal=means)
+
+
+def _conversations(emotion: str, place: int) -> list[tuple[str, list[Utterance]]]:
+    """The different conversations about one situation, each with what its speaker feels."""
+    split = SITUATION_SPLITS[place]
+    draw = random.Random(f"{emotion} {place}")
+    tellers = [emotion] * CONVERSATIONS_OF_A_SITUATION[split]
+    if split in SPLITS:
+        tellers += _neighbours(emotion)
+    made: list[tuple[str, list[Utterance]]] = []
+    for teller in tellers:
+        candidate = _conversation(emotion, place, teller, draw)
+        while any(candidate == other for _, other in made):
+            candidate = _conversation(emotion, place, teller, draw)
+        made.append((teller, candidate))
+    return made
+
+
+def _neighbours(emotion: str) -> list[str]:
+    return [one for group in NEIGHBOURS if emotion in group for one in group if one != emotion]
+
+
+def _conversation(emotion: str, place: int, teller: str, draw: random.Random) -> list[Utterance]:
+    # Who feels otherwise than the situation's own emotion always shows it.
+    feeling = FEELING if teller == emotion else 1.0
+    writer = _Writer(_material(emotion)["situations"][place], place, teller, feeling, draw)
+    make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}
+    return make.get(SITUATION_SPLITS[place], writer.conversation)()
+
+
+class _Writer:
+    """Writes a conversation about one situation."""
+
+    def __init__(
+        self, situation: dict[str, Any], place: int, emotion: str, feeling: float,
+        draw: random.Random,
+    ):  # fmt: skip
+        material = _material(emotion)
+        # The unpaired streams are learned from, so they speak in the frames of train.
+        split = SITUATION_SPLITS[place]
+        split = split if split in FRAME_SPLITS else "train"
+        tone = next(t for t, emotions in _frames()["tones"].items() if emotion in emotions)
+        self.situation, self.emotion, self.feeling, self.draw = situation, emotion, feeling, draw
+        self.feelings, self.names = material["feelings"], material["names"]
+        self.closings = material["closings"]
+        self.openers = _of_split(_frames()["openers"], split)
+        self.acknowledgements = _of_split(_frames()["acknowledgements"][tone], split)
+        self.farewells = _of_split(_frames()["farewells"][tone], split)
+        self.felt: list[str] = []  # what this conversation has said of the feeling already
+
+    def conversation(self) -> list[Utterance]:
+        """One of four shapes, with or without a goodbye."""
+        shapes = (self._told, self._told, self._hooked, self._acknowledged, self._questioned)
+        turns = self.draw.choice(shapes)()
+        goes_on = self.draw.random() < GOES_ON
+        turns.append(self._reply(last=not goes_on))
+        if goes_on:
+            closing = self.draw.choice(self.closings)
+            turns.append(Utterance(role=SPEAKER, text=closing["text"], label=closing["label"]))
+            turns.append(self._framed(self.farewells))
+        return turns
+
+    def context(self) -> list[Utterance]:
+        """What comes before a reply."""
+        shapes = (self._told, self._hooked, self._acknowledged, self._questioned)
+        return self.draw.choice(shapes)()
+
+    def response(self) -> list[Utterance]:
+        """A listener's answer alone."""
+        makers = (self._reply, self._question, lambda: self._framed(self.acknowledgements))
+        return [self.draw.choice(makers)()]
+
+    def _told(self) -> list[Utterance]:
+        return [self._cause(), *self._asked()]
+
+    def _hooked(self) -> list[Utterance]:
+        return [*self._opening(), self._cause()]
+
+    def _questioned(self) -> list[Utterance]:
+        return [*self._opening(), self._cause(), *self._asked()]
+
+    def _acknowledged(self) -> list[Utterance]:
+        how = self._feeling()
+        return [
+            self._cause(feeling=False),
+            self._framed(self.acknowledgements),
+            Utterance(role=SPEAKER, text=how, label=self.emotion),
+        ]
+
+    def _opening(self) -> list[Utterance]:
+        opener = self.draw.choice(self.openers)
+        return [
+            self._perhaps_felt(self.situation["hook"]),
+            Utterance(role=LISTENER, text=opener, label="questioning"),
+        ]
+
+    def _cause(self, feeling: bool = True) -> Utterance:
+        text = self.draw.choice(self.situation["causes"])
+        if feeling and self.draw.random() < self.feeling:
+            text = f"{text} {self._feeling()}"
+        return Utterance(role=SPEAKER, text=text, label=self.emotion, cause=True)
+
+    def _asked(self) -> list[Utterance]:
+        asked = self.draw.choice(self.situation["asked"])
+        return [
+            Utterance(role=LISTENER, text=asked["question"], label="questioning"),
+            self._perhaps_felt(asked["answer"]),
+        ]
+
+    def _perhaps_felt(self, text: str) -> Utterance:
+        if self.draw.random() < self.feeling:
+            return Utterance(role=SPEAKER, text=f"{text} {self._feeling()}", label=self.emotion)
+        return Utterance(role=SPEAKER, text=text, label=NEUTRAL)
+
+    def _question(self) -> Utterance:
+        asked = self.draw.choice(self.situation["asked"])
+        return Utterance(role=LISTENER, text=asked["question"], label="questioning")
+
+    def _reply(self, last: bool = True) -> Utterance:
+        # A question would want an answer, so it ends a conversation or is not asked.
+        replies = [r for r in self.situation["replies"] if last or r["intent"] != "questioning"]
+        reply = self.draw.choice(replies)
+        return Utterance(role=LISTENER, text=reply["text"], label=reply["intent"])
+
+    def _framed(self, frames: Sequence[dict[str, str]]) -> Utterance:
+        frame = self.draw.choice(frames)
+        text = frame["text"].format(topic=self.situation["topic"])
+        return Utterance(role=LISTENER, text=text[0].upper() + text[1:], label=frame["intent"])
+
+    def _feeling(self) -> str:
+        names = self.draw.random() < NAMES_IT and not set(self.names) & set(self.felt)
+        sentences = self.names if names else self.feelings
+        sentence = self.draw.choice([s for s in sentences if s not in self.felt])
+        self.felt.append(sentence)
+        return str(sentence)
+
+
+def _of_split(frames: Sequence[T], split: str) -> list[T]:
+    return [frame for frame, of in zip(frames, FRAME_SPLITS, strict=True) if of == split]
+
+
+@functools.cache
+def _material(name: str) -> dict[str, Any]:
+    folder = resources.files("attune.platform.data.bundled").joinpath("material")
+    content: dict[str, Any] = yaml.load(
+        folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
+    )
+    return content
+
+
+def _frames() -> dict[str, Any]:
+    return _material("listener_frames")

@@ -1,0 +1,210 @@
+"""The one frame that every reader makes: an utterance a row, a conversation's rows together.
+
+Readers do not raise for a bad row: they set its `problem`. `check` adds what can be judged the
+same way for all formats, and `divide` sets whole conversations aside, because a conversation that
+lost a turn would give samples whose context is silently wrong. A problem reads "kind: details" or
+"kind 'name': details", so that rejects can be counted by kind.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import polars as pl
+
+from attune.platform.core.errors import unknown
+from attune.platform.data.labels import EMOTIONS
+
+SPEAKER, LISTENER = "speaker", "listener"
+SPLITS = ("train", "valid", "test")
+UNPAIRED = ("unpaired_contexts", "unpaired_responses")
+FELT = {split: f"felt_{split}" for split in SPLITS}
+"""By split, the stream of utterances whose emotion and its causes are known."""
+LABELLED = {split: f"labelled_{split}" for split in SPLITS}
+"""By split, the stream of utterances that stand alone, each a context, with one of the 41 labels as
+its emotion."""
+
+CONVERSATIONS = pl.Schema(
+    {  # type: ignore[arg-type]
+        "conversation_id": pl.String,
+        "split": pl.String,  # one of SPLITS; null: to be drawn from the id
+        "turn": pl.Int64,  # 0, 1, 2 ... within the conversation
+        "role": pl.String,  # SPEAKER (who feels) or LISTENER (who answers)
+        "text": pl.String,
+        "emotion": pl.String,  # of the conversation
+        "situation": pl.String,  # of the conversation
+        "label": pl.String,  # of the utterance: one of the 41, or the data set's own
+        "cause": pl.Boolean,  # does this utterance hold the cause of the conversation's emotion?
+        "evidence": pl.List(pl.Int64),  # the turns that cause *this* utterance's emotion (RECCON)
+        "speaker": pl.String,  # who says it, where known
+        "start": pl.Float64,  # seconds, where the source has a clock
+        "end": pl.Float64,
+        "episode": pl.String,  # what must not be divided between splits, where known
+        "file": pl.String,  # where the row stands, for messages
+        "row": pl.Int64,
+        "problem": pl.String,  # why it cannot be used; null: nothing wrong so far
+        "raw": pl.String,  # what a row held that could not be read
+    }
+)
+
+_OF_THE_CONVERSATION = ("emotion", "situation", "split")
+
+
+def conversations(columns: object) -> pl.DataFrame:
+    """A frame in the one schema from rows or columns; what a source lacks is null."""
+    frame = pl.DataFrame(columns, infer_schema_length=None)  # type: ignore[arg-type]
+    if frame.is_empty():
+        return CONVERSATIONS.to_frame()
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in CONVERSATIONS.items()
+    )
+
+
+def whole_conversations(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The same rows, cut so that no conversation lies in two frames. Memory: one frame."""
+    held: pl.DataFrame | None = None
+    for frame in frames:
+        frame = frame if held is None else pl.concat([held, frame])
+        last = frame["conversation_id"].drop_nulls()
+        if last.is_empty():  # nothing to be kept together
+            yield frame
+            held = None
+            continue
+        # A row without an id (it could not be read) stays with the rows before it.
+        start = frame.select((pl.col("conversation_id") == last[-1]).arg_max()).item()
+        if start:
+            yield frame.head(start)
+        held = frame.slice(start)
+    if held is not None and held.height:
+        yield held
+
+
+SPOILT = "belongs to a spoilt conversation"
+
+
+class Checker:
+    """Judges the rows of a source, frame by frame; remembers which conversations it has seen."""
+
+    def __init__(
+        self,
+        emotions: Iterable[str] = EMOTIONS,
+        *,
+        splits: Iterable[str] = SPLITS,
+        any_emotion: bool = False,
+    ):
+        self.emotions = frozenset(emotions)
+        self.any_emotion = any_emotion
+        self.splits = frozenset(splits)
+        self._seen: set[int] = set()  # hashes, not names: the only thing that grows with a corpus
+
+    def check(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with `problem` filled in wherever a row cannot be used, and its `block`."""
+        # A row that could not be read belongs to the conversation that goes on around it.
+        name = pl.col("conversation_id")
+        inside = name.is_null() & (name.forward_fill() == name.backward_fill())
+        frame = frame.with_columns(
+            conversation_id=pl.when(inside).then(name.forward_fill()).otherwise(name)
+        )
+        frame = frame.with_columns(block=_blocks(frame))
+        frame = frame.with_columns(again=self._again(frame))
+        names = {e: unknown("emotion", e, self.emotions) for e in self._strange(frame)}
+        expected = pl.col("turn").is_not_null().cum_sum().over("block").cast(pl.Int64) - 1
+        problems = [
+            (pl.col("conversation_id").is_null(), pl.lit("no conversation id")),
+            (
+                pl.col("again"),
+                pl.format(
+                    "occurs again: conversation '{}'; keep its rows together, or rename it",
+                    "conversation_id",
+                ),
+            ),
+            (
+                ~pl.col("role").is_in([SPEAKER, LISTENER]).fill_null(False),
+                pl.format(
+                    "unknown role '{}': choose speaker or listener", pl.col("role").fill_null("")
+                ),
+            ),
+            (pl.col("text").str.strip_chars().fill_null("") == "", pl.lit("empty text")),
+            (
+                pl.col("turn").ne_missing(expected),
+                pl.format(
+                    "wrong turn: {} where {} was expected (turns count 0, 1, 2 ...)",
+                    pl.col("turn").cast(pl.String).fill_null("none"),
+                    expected,
+                ),
+            ),
+            (
+                ~pl.col("split").is_in(list(self.splits)).fill_null(True),
+                pl.format("unknown split '{}': choose train, valid or test", "split"),
+            ),
+            (
+                pl.col("emotion").is_in(list(names)).fill_null(False),
+                pl.col("emotion").replace_strict(names, default=None, return_dtype=pl.String),
+            ),
+            *(
+                (
+                    pl.col(name).ne_missing(
+                        pl.col(name).filter(pl.col("problem").is_null()).first().over("block")
+                    ),
+                    pl.lit(f"the {name} changes within the conversation"),
+                )
+                for name in _OF_THE_CONVERSATION
+            ),
+        ]
+        problem = pl.col("problem")
+        for wrong, words in problems:
+            problem = pl.when(problem.is_null() & wrong).then(words).otherwise(problem)
+        return frame.with_columns(problem=problem).drop("again")
+
+    def _strange(self, frame: pl.DataFrame) -> list[str]:
+        if self.any_emotion:
+            return []
+        given = frame["emotion"].drop_nulls().unique()
+        return sorted(set(given) - self.emotions)
+
+    def _again(self, frame: pl.DataFrame) -> pl.Series:
+        """Which rows belong to a conversation that had already ended."""
+        blocks = frame.group_by("block", maintain_order=True).agg(
+            pl.col("conversation_id").first(), pl.len()
+        )
+        again = []
+        for name in blocks["conversation_id"]:
+            key = hash(name)
+            again.append(name is not None and key in self._seen)
+            if name is not None:
+                self._seen.add(key)
+        return pl.Series("again", np.repeat(np.array(again, dtype=bool), blocks["len"]))
+
+
+def split_by_hash(name: str) -> str:
+    """train, valid or test (80 / 10 / 10) for a name, for ever the same."""
+    percentile = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % 100
+    return "train" if percentile < 80 else "valid" if percentile < 90 else "test"
+
+
+def _blocks(frame: pl.DataFrame) -> pl.Series:
+    """Numbers of runs of rows that are one conversation: a new id, or turn 0 again, begins one."""
+    name, turn = pl.col("conversation_id"), pl.col("turn")
+    begins = name.ne_missing(name.shift()) | (turn == 0).fill_null(False)
+    return frame.select(begins.cum_sum()).to_series()
+
+
+def kind_of(problem: str) -> str:
+    """What a problem is counted under: `unknown emotion` for `unknown emotion 'happi': ...`."""
+    return re.split(r"[:'(]", problem, maxsplit=1)[0].strip()
+
+
+def divide(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(usable conversations, rejected rows with their reasons) of a checked frame."""
+    spoilt_by = pl.col("row").filter(pl.col("problem").is_not_null()).first().over("block")
+    problem = pl.coalesce(
+        "problem",
+        pl.when(spoilt_by.is_not_null() & pl.col("conversation_id").is_not_null()).then(
+            pl.format(SPOILT + ": '{}', see row {}", "conversation_id", spoilt_by)
+        ),
+    )
+    marked = checked.with_columns(problem=problem).drop("block")
+    good = pl.col("problem").is_null()
+    return marked.filter(good), marked.filter(~good)

@@ -1,0 +1,193 @@
+"""Anybody's own dialogues: JSON lines, CSV or Parquet.
+
+JSON lines, one conversation each:
+    {"id": "a1", "emotion": "sad", "situation": "...", "split": "train",
+     "utterances": [{"role": "speaker", "text": "..."}, {"role": "listener", "text": "..."}]}
+CSV and Parquet, one utterance a row: conversation_id, turn, role, text. `emotion`, `situation` and
+`split` may be left out everywhere, and an utterance may carry `label` (one of the 41), `cause`
+(does it hold the cause of the conversation's emotion?), `speaker` (who says it), and `start` and
+`end` in seconds; `episode` is of the conversation.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from attune.platform.core.errors import DataError, unknown
+from attune.platform.data.conversations import conversations
+from attune.platform.data.files import ROWS_AT_A_TIME, ending, in_pieces, lines, records, split_of
+from attune.platform.data.labels import LABELS
+
+NAME = "dialogues"
+EMOTION_LABELS = LABELS
+_REQUIRED = ("conversation_id", "turn", "role", "text")
+_OF_ALL = ("emotion", "situation", "split", "episode")
+_OPTIONAL = (*_OF_ALL, "label", "cause", "speaker", "start", "end")
+_TEXTS = ("role", "text", *_OF_ALL, "label", "speaker")
+_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+class _BadValueError(ValueError):
+    """A value of the wrong kind; the message is the row's problem."""
+
+
+def recognises(path: Path, head: str) -> bool:
+    """By the ending; a CSV by its column conversation_id, a .json by a whole object a line."""
+    first_line = head.partition("\n")[0].strip()
+    if ending(path) == ".csv":
+        return "conversation_id" in first_line
+    if ending(path) == ".json":
+        return '"utterances"' in first_line
+    return ending(path) in (".parquet", ".jsonl", ".ndjson")
+
+
+def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
+    """Conversations, a piece of the file at a time."""
+    if ending(path) == ".parquet":
+        return _read_parquet(path)
+    if ending(path) == ".csv":
+        return _read_csv(path)
+    return _read_json_lines(path)
+
+
+def _read_json_lines(path: Path) -> Iterator[pl.DataFrame]:
+    for piece in lines(path):
+        rows: list[dict[str, object]] = []
+        for row, line, problem, raw in piece.iter_rows():
+            place = {"file": path.name, "row": row}
+            if problem:
+                rows.append({**place, "problem": problem, "raw": raw})
+            elif line.strip():
+                rows.extend({**place, **utterance} for utterance in _conversation(path, line))
+        yield conversations(rows)
+
+
+def _conversation(path: Path, line: str) -> list[dict[str, object]]:
+    try:
+        conversation = json.loads(line)
+    except (RecursionError, ValueError) as error:
+        return [{"problem": f"not readable as JSON: {error}", "raw": line}]
+    if not isinstance(conversation, dict):
+        return [{"problem": "not readable as JSON: a line must be an object", "raw": line}]
+    for key in ("id", "utterances"):
+        if key not in conversation:
+            return [{"problem": f"missing key: '{key}'", "raw": line}]
+    utterances = conversation["utterances"]
+    if not isinstance(utterances, list) or not utterances:
+        problem = "not a list: 'utterances' must be a list with at least one utterance"
+        return [{"problem": problem, "raw": line}]
+    shared = {key: conversation.get(key) for key in _OF_ALL}
+    shared["conversation_id"] = conversation["id"]
+    rows = []
+    for turn, utterance in enumerate(utterances):
+        if isinstance(utterance, dict) and {"role", "text"} <= set(utterance):
+            rows.append(_utterance(path, {**utterance, **shared, "turn": turn}, line))
+        else:
+            problem = "missing key: an utterance needs 'role' and 'text'"
+            rows.append({"problem": problem, "raw": line})
+    return rows
+
+
+def _read_csv(path: Path) -> Iterator[pl.DataFrame]:
+    for piece in in_pieces(records(path, _REQUIRED)):
+        rows = []
+        for record in piece:
+            place: dict[str, object] = {"file": path.name, "row": record.row}
+            if record.problem:
+                name = record.fields.get("conversation_id", "").encode(errors="replace").decode()
+                place |= {"conversation_id": name or None, "raw": record.raw}
+                rows.append({**place, "problem": record.problem})
+            else:  # an empty cell says nothing
+                given = {key: value for key, value in record.fields.items() if value.strip()}
+                rows.append({**place, **_utterance(path, given, ",".join(given.values()))})
+        yield conversations(rows)
+
+
+def _read_parquet(path: Path) -> Iterator[pl.DataFrame]:
+    try:
+        table = pq.ParquetFile(path)
+        present = table.schema_arrow.names
+        missing = [name for name in _REQUIRED if name not in present]
+        if missing:
+            raise DataError(f"{path}: column '{missing[0]}' is missing; it has {present}")
+        columns = [name for name in (*_REQUIRED, *_OPTIONAL) if name in present]
+        row = 0
+        for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME, columns=columns):
+            rows = []
+            for fields in batch.to_pylist():
+                row += 1
+                place = {"file": path.name, "row": row}
+                rows.append({**place, **_utterance(path, fields, repr(fields))})
+            yield conversations(rows)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not readable as Parquet: {error}") from error
+
+
+def _utterance(path: Path, fields: Mapping[str, Any], raw: str) -> dict[str, object]:
+    """One utterance from named values, whatever file they stood in."""
+    row: dict[str, object] = {"conversation_id": None}
+    try:
+        row["conversation_id"] = _name(fields.get("conversation_id"))
+        row.update({key: _text(key, fields.get(key)) for key in _TEXTS})
+        row["split"] = row["split"] or split_of(path)
+        row["turn"] = _turn(fields.get("turn"))
+        row["cause"] = _truth(fields.get("cause"))
+        row.update({key: _seconds(key, fields.get(key)) for key in ("start", "end")})
+    except _BadValueError as error:
+        return {**row, "problem": str(error), "raw": raw.encode(errors="backslashreplace").decode()}
+    if row["label"] is not None and row["label"] not in LABELS:
+        row["problem"] = unknown("label", row["label"], LABELS)
+    return row
+
+
+def _name(value: Any) -> str:
+    if type(value) is int:
+        return str(value)
+    name = _text("id", value)
+    if not name:
+        raise _BadValueError("no conversation id")
+    return name
+
+
+def _text(key: str, value: Any) -> str | None:
+    if value is None or value != value:  # NaN, which is how pandas writes nothing
+        return None
+    if not isinstance(value, str):
+        raise _BadValueError(f"not text: {key} is {value!r:.60}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _BadValueError(f"not text: {key} holds half a character (a lone surrogate)") from None
+    return value.strip()
+
+
+def _turn(value: Any) -> int:
+    # pandas turns whole numbers into 0.0 as soon as one is missing.
+    text = str(value).strip().removesuffix(".0")
+    if isinstance(value, bool) or not text.isdecimal() or len(text) > 9:
+        raise _BadValueError(f"not a whole number: turn '{value}'")
+    return int(text)
+
+
+def _truth(value: Any) -> bool | None:
+    if value is None or value != value:
+        return None
+    try:
+        return _TRUTH[str(value).strip().lower()]
+    except KeyError:
+        raise _BadValueError(f"not true or false: cause '{value}'") from None
+
+
+def _seconds(key: str, value: Any) -> float | None:
+    if value is None or value != value:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _BadValueError(f"not a number of seconds: {key} '{value}'") from None

@@ -1,0 +1,85 @@
+"""Cause marks of EmpatheticDialogues (Gao et al. 2021): which utterances hold the emotion's cause.
+
+JSON lines, one conversation each: tokenised `utters`, the emotion as `context`, and in
+`emotion_cause` the numbers, from 0, of the utterances that hold its cause. The marks are of whole
+conversations: the speaker's last turn stands for the emotion, so that as a felt utterance it has
+the conversation up to there as its context.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
+from attune.platform.data.files import ending, lines, split_of
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.data.readers.edos import detokenized
+
+NAME = "ed-causes"
+EMOTION_LABELS = EMOTIONS
+_NEEDED = {"conv_id": str, "utters": list, "context": str, "emotion_cause": list}
+
+
+def recognises(path: Path, head: str) -> bool:
+    """A .jsonl file whose first line has its marks."""
+    return ending(path) == ".jsonl" and all(f'"{key}"' in head for key in ("conv_id", "utters"))
+
+
+def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
+    """Conversations, a piece of the file at a time."""
+    for piece in lines(path):
+        rows: list[dict[str, object]] = []
+        for number, line, problem, raw in piece.iter_rows():
+            place = {"file": path.name, "row": number}
+            if problem:
+                rows.append({**place, "problem": problem, "raw": raw})
+            elif line.strip():
+                rows.extend({**place, **turn} for turn in _turns(line, split_of(path)))
+        yield conversations(rows).with_columns(text=detokenized(pl.col("text")))
+
+
+def _turns(line: str, split: str | None) -> Iterator[dict[str, object]]:
+    try:
+        found = json.loads(line)
+    except (RecursionError, ValueError) as error:
+        yield {"problem": f"not readable as JSON: {error}", "raw": line}
+        return
+    problem = _problem(found)
+    if problem:
+        yield {"problem": problem, "raw": line}
+        return
+    last = (len(found["utters"]) - 1) // 2 * 2  # the speaker's
+    for turn, words in enumerate(found["utters"]):
+        ends = turn == last
+        causes = [cause for cause in found["emotion_cause"] if cause <= last]
+        yield {
+            "conversation_id": found["conv_id"],
+            "split": split,
+            "turn": turn,
+            "role": LISTENER if turn % 2 else SPEAKER,
+            "text": " ".join(words),
+            "emotion": found["context"],
+            "cause": turn in found["emotion_cause"],
+            "label": found["context"] if ends else None,
+            "evidence": causes if ends else None,
+        }
+
+
+def _problem(found: Any) -> str | None:
+    """Why a conversation cannot be used."""
+    if not isinstance(found, dict):
+        return "not an object: a line must be a JSON object"
+    for key, kind in _NEEDED.items():
+        if type(found.get(key)) is not kind:
+            return f"missing key: no '{key}', or not as {kind.__name__}"
+    for words in found["utters"]:
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            return "not a list: an utterance must be a list of words"
+    turns = range(len(found["utters"]))
+    if not all(type(cause) is int and cause in turns for cause in found["emotion_cause"]):
+        return f"wrong cause: {found['emotion_cause']} where there are {len(turns)} utterances"
+    return None

@@ -1,0 +1,93 @@
+"""EDOS (Welivita, Xie and Pu 2021): dialogs from OpenSubtitles, one a row, with one of 41 labels.
+
+Four files with different columns; the turns of a dialog are the lines of a quoted cell, in three
+files with `- ` in front, and the texts are tokenised with blanks (`I 'm`), which we undo so that
+our tokenizer meets the same spelling everywhere. Who speaks is not known: turns alternate. The
+label is put on the last turn, and is the conversation's emotion where it is one of the 32. The
+split is drawn from the text, because some dialogs occur several times.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+
+from attune.platform.core.errors import DataError, unknown
+from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, split_by_hash
+from attune.platform.data.files import Record, ending, header_of, in_pieces, records
+from attune.platform.data.labels import EMOTIONS, LABELS
+
+NAME = "edos"
+EMOTION_LABELS = EMOTIONS
+_DIALOG = ("os_dialog", "Dialog")
+_LABEL = ("emotion", "Agreed emotion (2/3 vote)")
+
+
+def recognises(path: Path, head: str) -> bool:
+    """A CSV with a column of dialogs."""
+    first_line = head.partition("\n")[0]
+    return ending(path) == ".csv" and ("os_dialog" in first_line or "Agreed emotion" in first_line)
+
+
+def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
+    """Conversations, a piece of the file at a time."""
+    columns = [_column(path, names) for names in (_DIALOG, _LABEL)]
+    dialogs = (_dialog(path, record, columns, tolerated) for record in records(path, columns))
+    for piece in in_pieces(dialogs):
+        yield conversations([turn for dialog in piece for turn in dialog]).with_columns(
+            text=detokenized(pl.col("text"))
+        )
+
+
+def detokenized(text: pl.Expr) -> pl.Expr:
+    """`I 'm here , isn 't it ?` back to `I'm here, isn't it?`."""
+    return (
+        text.str.replace_all(r"(?i)(\w) (n't|'(?:s|m|re|ve|ll|d|t)\b)", "${1}${2}")
+        .str.replace_all(r" ([.,!?;:])", "${1}")
+        .str.strip_chars()
+    )
+
+
+def _dialog(
+    path: Path, record: Record, columns: list[str], tolerated: Counter[str]
+) -> list[dict[str, object]]:
+    place = {
+        "conversation_id": f"{path.stem}-{record.row}",
+        "file": path.name,
+        "row": record.row,
+        "problem": record.problem,
+        "raw": record.raw,
+    }
+    if record.problem:
+        return [place]
+    dialog, label = (record.fields[column] for column in columns)
+    label = label.lower().removesuffix("(other)").strip()
+    if label == "-":
+        tolerated["dialogs without a majority label"] += 1
+    elif label not in LABELS:
+        place["problem"] = unknown("label", label, LABELS)
+    turns = [turn.lstrip("- ").strip() for turn in dialog.split("\n")]
+    spoken = [turn for turn in turns if turn]
+    if len(spoken) < len(turns):
+        tolerated["empty lines in dialogs"] += len(turns) - len(spoken)
+    return [
+        {
+            **place,
+            "split": split_by_hash("\n".join(spoken)),
+            "turn": number,
+            "role": LISTENER if number % 2 else SPEAKER,
+            "text": text,
+            "emotion": label if label in EMOTIONS else None,
+            "label": label if label in LABELS and number == len(spoken) - 1 else None,
+        }
+        for number, text in enumerate(spoken or [""])
+    ]
+
+
+def _column(path: Path, names: tuple[str, ...]) -> str:
+    header = header_of(path)
+    for name in names:
+        if name in header:
+            return name
+    raise DataError(f"{path}, row 1: none of the columns {', '.join(names)} is there")

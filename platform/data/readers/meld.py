@@ -1,0 +1,99 @@
+"""MELD (Poria et al. 2019): a television series with speakers, emotions and subtitle times.
+
+The first to speak is our speaker, everybody else listens. Some dialogues lack a line (their
+numbers have gaps): what is there is taken as it stands and counted. The three official files share
+episodes, which matters to whoever tests on what a series does not say twice: the frame's `episode`
+tells them apart.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+
+from attune.platform.core.errors import unknown
+from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, whole_conversations
+from attune.platform.data.files import Record, ending, in_pieces, records, split_of
+from attune.platform.data.labels import EMOTIONS, MELD_LABELS
+
+NAME = "meld"
+EMOTION_LABELS = EMOTIONS
+_COLUMNS = (
+    "Utterance", "Speaker", "Emotion", "Dialogue_ID", "Utterance_ID", "Season", "Episode",
+    "StartTime", "EndTime",
+)  # fmt: skip
+
+
+def recognises(path: Path, head: str) -> bool:
+    """A CSV with MELD's dialogue numbers."""
+    return ending(path) == ".csv" and "Dialogue_ID" in head.partition("\n")[0]
+
+
+def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
+    """Conversations, a piece of the file at a time."""
+    pieces = in_pieces(records(path, _COLUMNS))
+    frames = (conversations([_row(path, record) for record in piece]) for piece in pieces)
+    for frame in whole_conversations(frames):
+        yield _placed(frame, tolerated)
+
+
+def _placed(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
+    """The dialogues with roles, and with places for turns where their numbers only have gaps."""
+    dialogue, turn, place = (pl.col(c) for c in ("conversation_id", "turn", "place"))
+    placed = frame.with_columns(place=pl.int_range(pl.len()).over(dialogue))
+    rising = (turn.diff() > 0).fill_null(True).all().over(dialogue)
+    gaps = placed.filter(rising & (turn != place))["conversation_id"].n_unique()
+    if gaps:
+        tolerated["dialogues that lack a line"] += gaps
+    first = pl.col("speaker").first().over(dialogue)
+    return placed.with_columns(
+        turn=pl.when(rising).then(place).otherwise(turn),
+        role=pl.when(pl.col("speaker") == first).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER)),
+    ).drop("place")
+
+
+def _row(path: Path, record: Record) -> dict[str, object]:
+    fields = record.fields
+    row: dict[str, object] = {
+        "file": path.name,
+        "row": record.row,
+        "problem": record.problem,
+        "raw": record.raw,
+    }
+    if "Dialogue_ID" in fields:
+        row["conversation_id"] = f"{path.stem}-{fields['Dialogue_ID']}"
+    if record.problem:
+        return row
+    emotion = fields["Emotion"].strip().lower()
+    row |= {
+        "split": split_of(path),
+        "text": fields["Utterance"].strip(),
+        "label": emotion,
+        "speaker": fields["Speaker"],
+    }
+    try:
+        row["turn"] = _whole("Utterance_ID", fields)
+        row["start"], row["end"] = _seconds(fields["StartTime"]), _seconds(fields["EndTime"])
+        row["episode"] = f"s{_whole('Season', fields):02d}e{_whole('Episode', fields):02d}"
+    except ValueError as error:
+        return {**row, "problem": str(error)}
+    if emotion not in MELD_LABELS:
+        row["problem"] = unknown("label", emotion, MELD_LABELS)
+    return row
+
+
+def _whole(name: str, fields: dict[str, str]) -> int:
+    value = fields[name].strip()
+    if not value.isdecimal() or len(value) > 9:
+        raise ValueError(f"not a whole number: {name} '{value}'")
+    return int(value)
+
+
+def _seconds(clock: str) -> float:
+    """`0:05:52,435` in seconds."""
+    try:
+        hours, minutes, seconds = clock.replace(",", ".").split(":")
+        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    except ValueError:
+        raise ValueError(f"not a time: '{clock}' (hours:minutes:seconds,milliseconds)") from None

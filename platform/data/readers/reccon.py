@@ -1,0 +1,113 @@
+"""RECCON's DailyDialog part (Poria et al. 2020): who feels what, and which turns caused it.
+
+One JSON object a file: `{"tr_1": [[turn, turn, ...]]}`. Evidence is 1-based, and `"b"` stands for a
+cause outside the dialogue. The first to speak is our speaker. A few labels are misspelt.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from attune.platform.core.errors import DataError, unknown
+from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
+from attune.platform.data.files import ending, open_bytes, split_of
+from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
+from attune.platform.data.readers.edos import detokenized
+
+NAME = "reccon"
+EMOTION_LABELS = EMOTIONS
+_MISSPELT = {
+    "happines": "happiness",
+    "happy": "happiness",
+    "sad": "sadness",
+    "surprised": "surprise",
+    "angry": "anger",
+}
+_NEEDED = {"turn": int, "speaker": str, "utterance": str, "emotion": str}
+_EVIDENCE = "expanded emotion cause evidence"
+_OUTSIDE = "b"
+
+
+def recognises(path: Path, head: str) -> bool:
+    """A .json file that opens with a name and a list of lists."""
+    return ending(path) == ".json" and re.match(r'\{\s*"[^"]*"\s*:\s*\[\s*\[', head) is not None
+
+
+def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
+    """Conversations of the file; `row` is the dialogue's place in it."""
+    with open_bytes(path) as stream:
+        content = stream.read()
+    try:
+        dialogues = json.loads(content, object_pairs_hook=_without_repeats)
+    except UnicodeDecodeError as error:
+        row = content[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}, row {row}: not UTF-8: save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, row {error.lineno}: not readable as JSON: {error.msg}") from error
+    except (RecursionError, ValueError) as error:
+        raise DataError(f"{path}, row 1: not readable as JSON: {error}") from error
+    if not isinstance(dialogues, dict) or not dialogues:
+        raise DataError(f"{path}: an object of dialogues is expected, as RECCON publishes it")
+    rows = []
+    for number, (name, parts) in enumerate(dialogues.items(), start=1):
+        place = {"conversation_id": name, "file": path.name, "row": number}
+        problem = _problem(parts)
+        if problem:
+            rows.append({**place, "problem": problem, "raw": json.dumps(parts)})
+        else:
+            rows.extend({**place, **turn} for turn in _turns(parts[0], split_of(path), tolerated))
+    yield conversations(rows).with_columns(text=detokenized(pl.col("text")))
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if repeated:
+        raise ValueError(f"the key '{repeated[0]}' occurs twice")
+    return dict(pairs)
+
+
+def _problem(parts: Any) -> str | None:
+    """Why a dialogue cannot be used."""
+    if not (isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list)):
+        return "not a list: a dialogue must be a list that holds one list of turns"
+    if not parts[0]:
+        return "not a list: the dialogue has no turn"
+    for number, turn in enumerate(parts[0], start=1):
+        if not isinstance(turn, dict):
+            return f"not an object: turn {number}"
+        for key, kind in _NEEDED.items():
+            if type(turn.get(key)) is not kind:
+                return f"missing key: turn {number} has no '{key}', or not as {kind.__name__}"
+        evidence = turn.get(_EVIDENCE, [])
+        turns = range(1, len(parts[0]) + 1)
+        if not isinstance(evidence, list) or not all(
+            cause == _OUTSIDE or (type(cause) is int and cause in turns) for cause in evidence
+        ):
+            return f"wrong evidence: turn {number} has {evidence}"
+        emotion = _MISSPELT.get(turn["emotion"], turn["emotion"])
+        if emotion not in RECCON_LABELS:
+            return unknown("label", emotion, RECCON_LABELS)
+    return None
+
+
+def _turns(
+    turns: list[dict[str, Any]], split: str | None, tolerated: Counter[str]
+) -> Iterator[dict[str, object]]:
+    for turn in turns:
+        if turn["emotion"] in _MISSPELT:
+            tolerated["misspelt labels"] += 1
+        evidence = turn.get(_EVIDENCE)
+        yield {
+            "split": split,
+            "turn": turn["turn"] - 1,
+            "role": SPEAKER if turn["speaker"] == turns[0]["speaker"] else LISTENER,
+            "text": turn["utterance"],
+            "label": _MISSPELT.get(turn["emotion"], turn["emotion"]),
+            "evidence": None if evidence is None else [c - 1 for c in evidence if c != _OUTSIDE],
+            "speaker": turn["speaker"],
+        }

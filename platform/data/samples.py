@@ -1,0 +1,178 @@
+"""Conversations -> samples: one per listener turn, with the context so far.
+
+Unpaired text takes the same schema: an unpaired context has no response, an unpaired response no
+context. So do labelled utterances, each a context of one turn with its label as emotion. So do felt
+utterances, where a source says what caused each one's emotion: the context ends with the utterance,
+`emotion` is its label, and who feels is the speaker, whoever spoke first.
+
+An utterance is tokenised once, however many contexts it stands in.
+"""
+
+import polars as pl
+
+from attune.platform.data.conversations import FELT, LABELLED, LISTENER, SPEAKER, UNPAIRED
+
+SAMPLES = pl.Schema(
+    {  # type: ignore[arg-type]
+        "conversation_id": pl.String,
+        "turn": pl.Int64,  # of the response
+        "emotion": pl.String,
+        "situation": pl.String,
+        "situation_tokens": pl.String,  # tokens joined by blanks, here and below
+        "context": pl.List(pl.String),  # the utterances before the response, oldest first
+        "context_tokens": pl.List(pl.String),
+        "context_roles": pl.List(pl.String),
+        "context_labels": pl.List(pl.String),  # of the 41, null where not annotated
+        "context_causes": pl.List(pl.Boolean),  # holds the cause of the emotion?
+        "context_evidence": pl.List(pl.List(pl.Int64)),  # the turns that cause each one's own label
+        "response": pl.String,
+        "response_tokens": pl.String,
+        "response_label": pl.String,
+        "next_turn": pl.String,  # the speaker's reply, where there is one
+        "next_turn_tokens": pl.String,
+    }
+)
+
+_LISTS = {
+    "text": "context",
+    "tokens": "context_tokens",
+    "role": "context_roles",
+    "label": "context_labels",
+    "cause": "context_causes",
+    "evidence": "context_evidence",
+}
+
+_WITHOUT_ANSWER = (UNPAIRED[0], *LABELLED.values())
+_OF_ANSWERS = ("response", "response_tokens", "response_label", "next_turn", "next_turn_tokens")
+
+
+def tokenized(conversations: pl.DataFrame) -> pl.DataFrame:
+    """The conversations with `tokens` and `situation_tokens`, each distinct text done once."""
+    # nltk takes more than a second to import, and who trains on prepared samples needs none of it.
+    from attune.platform.text.tokenizing import tokenize
+
+    tokens = tokenize(pl.concat([conversations["text"], conversations["situation"]]))
+    count = conversations.height
+    return conversations.with_columns(
+        tokens=tokens.head(count), situation_tokens=tokens.tail(count)
+    )
+
+
+def samples(utterances: pl.DataFrame) -> pl.DataFrame:
+    """The samples of whole, tokenised conversations, with the column `split`, in their order."""
+    ends = _with_lists(_ends(utterances), utterances)
+    # A response ends the context before it; an unpaired context is the whole conversation.
+    whole = pl.col("split").is_in(_WITHOUT_ANSWER)
+    length = pl.when(whole).then(pl.col("turn") + 1).otherwise("turn")
+    return ends.with_columns(
+        *(pl.col(column).list.head(length) for column in _LISTS.values()),
+        next_turn=_next("context"),
+        next_turn_tokens=_next("context_tokens"),
+    ).select("split", *SAMPLES)
+
+
+def felt(utterances: pl.DataFrame) -> pl.DataFrame:
+    """A sample for each utterance whose causes are known, with the column `split`."""
+    ends = utterances.filter(pl.col("evidence").is_not_null()).select(
+        "conversation_id",
+        "turn",
+        "situation",
+        "situation_tokens",
+        "evidence",
+        split=pl.col("split").replace_strict(FELT, default=None, return_dtype=pl.String),
+        emotion="label",
+        feels="role",
+        **{name: pl.lit(None, dtype=kind) for name, kind in SAMPLES.items() if name in _OF_ANSWERS},
+    )
+    ends = ends.filter(pl.col("split").is_not_null())
+    own = pl.element() == pl.element().last()
+    return (
+        _with_lists(ends, utterances)
+        .with_columns(pl.col(column).list.head(pl.col("turn") + 1) for column in _LISTS.values())
+        .with_columns(
+            context_roles=pl.col("context_roles").list.eval(
+                pl.when(own).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER))
+            ),
+            context_causes=_among(pl.int_ranges(pl.col("turn") + 1), pl.col("evidence")),
+        )
+        .select("split", *SAMPLES)
+    )
+
+
+def utterances(samples: pl.DataFrame) -> pl.DataFrame:
+    """Each utterance of paired samples once: conversation_id, turn, role, text, tokens, label,
+    situation_tokens. A conversation's samples must all be there; the last one holds the rest."""
+    last = samples.group_by("conversation_id", maintain_order=True).last()
+    told = last.select(
+        "conversation_id",
+        "situation_tokens",
+        turn=pl.int_ranges(pl.col("context").list.len().cast(pl.Int64) + 2),
+        role=pl.concat_list("context_roles", pl.lit(LISTENER), pl.lit(SPEAKER)),
+        text=pl.concat_list("context", "response", "next_turn"),
+        tokens=pl.concat_list("context_tokens", "response_tokens", "next_turn_tokens"),
+        label=pl.concat_list("context_labels", "response_label", pl.lit(None, dtype=pl.String)),
+    ).explode("turn", "role", "text", "tokens", "label")
+    return told.filter(pl.col("text").is_not_null())
+
+
+def alone(told: pl.DataFrame) -> pl.DataFrame:
+    """Utterances as samples of their own, each a context of one turn with its label as emotion."""
+    known = {
+        "conversation_id": pl.col("conversation_id"),
+        "turn": pl.col("turn"),
+        "emotion": pl.col("label"),
+        **{_LISTS[name]: pl.concat_list(name) for name in ("text", "tokens", "role", "label")},
+    }
+    others = {
+        name: pl.lit([None] if isinstance(dtype, pl.List) else None, dtype=dtype)
+        for name, dtype in SAMPLES.items()
+        if name not in known
+    }
+    return told.select((known | others)[name].alias(name) for name in SAMPLES)
+
+
+def _among(numbers: pl.Expr, chosen: pl.Expr) -> pl.Expr:
+    """Lists of numbers -> whether each is among the chosen ones of its row."""
+    return pl.struct(numbers=numbers, chosen=chosen).map_elements(
+        lambda row: [number in row["chosen"] for number in row["numbers"]],
+        return_dtype=pl.List(pl.Boolean),
+    )
+
+
+def _with_lists(ends: pl.DataFrame, utterances: pl.DataFrame) -> pl.DataFrame:
+    """Each sample's end with the whole conversation in lists."""
+    whole = utterances.group_by("conversation_id", maintain_order=True).agg(
+        pl.col(name).alias(column) for name, column in _LISTS.items()
+    )
+    return ends.join(whole, on="conversation_id", how="left", maintain_order="left")
+
+
+def _ends(utterances: pl.DataFrame) -> pl.DataFrame:
+    """The utterances that make a sample, as its response (or, unpaired, as the context's end)."""
+    last = pl.col("turn") == pl.col("turn").max().over("conversation_id")
+    unanswered = pl.col("split").is_in(_WITHOUT_ANSWER)
+    context_end = unanswered & last
+    response = (pl.col("role") == LISTENER) & (
+        ((pl.col("turn") > 0) & ~unanswered) | (pl.col("split") == UNPAIRED[1])
+    )
+
+    def spoken(column: str) -> pl.Expr:
+        return pl.when(response).then(column)
+
+    return utterances.filter(context_end | response).select(
+        "conversation_id",
+        "split",
+        "turn",
+        "emotion",
+        "situation",
+        "situation_tokens",
+        response=spoken("text"),
+        response_tokens=spoken("tokens"),
+        response_label=spoken("label"),
+    )
+
+
+def _next(column: str) -> pl.Expr:
+    following = pl.col("turn") + 1
+    answered = pl.col("context_roles").list.get(following, null_on_oob=True) == SPEAKER
+    return pl.when(answered).then(pl.col(column).list.get(following, null_on_oob=True))

@@ -1,0 +1,175 @@
+"""`attune data select`: the emotional dialogs of a corpus whose utterances are labelled.
+
+The emotionality of an utterance is the sum of the probabilities of the 32 emotions; that of a
+dialog is the mean over its utterances (Xie and Pu 2021). The most emotional so many, or all from a
+threshold on, make a prepared folder of their own.
+"""
+
+import hashlib
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from attune.platform.core.errors import UsageError
+from attune.platform.curation.curate import Size
+from attune.platform.data.conversations import SPLITS
+from attune.platform.data.files import ParquetPieces, parquet_pieces
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.data.prepare import (
+    LEXICON,
+    TOKENS,
+    Target,
+    TokenCounts,
+    content,
+    joint_hash,
+    made_before,
+    read_manifest,
+    write_manifest,
+)
+from attune.platform.data.samples import SAMPLES, utterances
+from attune.platform.enrichment import labels as labelling
+from attune.platform.enrichment.labels import FILE, PROBABILITIES, Progress, pieces
+
+NAME = "selection"
+
+
+def emotionality(folder: Path) -> pl.DataFrame:
+    """(conversation_id, split, emotionality, utterances, label) of each dialog, most emotional
+    first, ties by the alphabet; the label is the likeliest of the last utterance."""
+    labels = _labels(folder)
+    emotions = [number for number, label in enumerate(labels) if label in EMOTIONS]
+    told = pl.scan_parquet(folder / FILE)
+    emotional = pl.col(PROBABILITIES).list.gather(emotions).list.sum()
+    likeliest = pl.col(PROBABILITIES).list.arg_max()
+    return (
+        told.select("conversation_id", "split", "turn", emotionality=emotional, number=likeliest)
+        .group_by("conversation_id", "split")
+        .agg(
+            pl.col("emotionality").cast(pl.Float64).mean(),
+            utterances=pl.len(),
+            label=pl.col("number").sort_by("turn").last(),
+        )
+        .with_columns(
+            label=pl.col("label").replace_strict(dict(enumerate(labels)), return_dtype=pl.String)
+        )
+        .sort(["emotionality", "conversation_id"], descending=[True, False])
+        .collect()
+    )
+
+
+def distribution(dialogs: pl.DataFrame, labels: list[str]) -> dict[str, float]:
+    """The share of each label among the last utterances of dialogs, in the order of the labels
+    (Figure 2 of MEED2's paper)."""
+    counts = Counter(dict(dialogs["label"].value_counts().iter_rows()))
+    return {label: counts[label] / max(dialogs.height, 1) for label in labels}
+
+
+def emotional(samples: pl.DataFrame, folder: Path, threshold: float) -> pl.DataFrame:
+    """The samples of a folder's dialogs that are at least this emotional."""
+    enough = emotionality(folder).filter(pl.col("emotionality") >= threshold)
+    kept = samples.join(enough, on="conversation_id", how="semi", maintain_order="left")
+    if kept.is_empty():
+        raise UsageError(
+            f"emotionality_threshold={threshold}: no dialog of train in '{folder}' is as emotional"
+        )
+    return kept
+
+
+def select(
+    data: Path,
+    out: Path,
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
+    rest: bool = False,
+    total: Progress = lambda _: None,
+    progress: Progress = lambda _: None,
+) -> tuple[dict[str, Any], pl.DataFrame]:
+    """Make `out`: the most emotional dialogs of `data`, or the `rest`; its manifest, and what was
+    chosen."""
+    if (top is None) == (threshold is None):
+        raise UsageError("give either --top N or --threshold T, and not both")
+    manifest = read_manifest(data)
+    maker = {"data": manifest["hash"], "top": top, "threshold": threshold, "rest": rest}
+    target = Target(out, overwrite=False)
+    if out.resolve() == data.resolve():
+        raise UsageError(f"--out '{out}' is the data itself: name another folder")
+    dialogs = emotionality(data)
+    least = pl.lit(True) if threshold is None else pl.col("emotionality") >= threshold
+    chosen = dialogs.filter(least).head(top or dialogs.height)
+    if chosen.is_empty():
+        most = f"the most emotional dialog has {dialogs['emotionality'].to_numpy().max():.3f}"
+        raise UsageError(f"--threshold {threshold} leaves nothing: {most}")
+    if rest:
+        chosen = dialogs.join(chosen, on="conversation_id", how="anti", maintain_order="left")
+        if chosen.is_empty():
+            raise UsageError("--rest leaves nothing: all dialogs are as emotional")
+    if (there := made_before(out, NAME, maker)) is not None:
+        return there, chosen
+    total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
+    with target.beside() as made:
+        written = _write(data, made, manifest, chosen, maker, progress)
+        target.publish(made, written)
+    return written, chosen
+
+
+def _write(
+    data: Path,
+    made: Path,
+    manifest: dict[str, Any],
+    chosen: pl.DataFrame,
+    maker: dict[str, Any],
+    progress: Progress,
+) -> dict[str, Any]:
+    """The folder's files."""
+    tokens, size = TokenCounts(), Size()
+    hashes, splits = {}, {}
+    for split in SPLITS:
+        digest, count = hashlib.sha256(), Counter(conversations=0, samples=0)
+        with ParquetPieces(made / f"{split}.parquet", SAMPLES) as kept:
+            for piece in pieces(data, split):
+                rows = piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
+                told = utterances(rows)
+                tokens.add(told.with_columns(split=pl.lit(split)))
+                for texts in told.group_by("conversation_id").agg("text")["text"]:
+                    size.add(texts.to_list())
+                digest.update(content(rows))
+                kept.write(rows)
+                samples, conversations = rows.height, rows["conversation_id"].n_unique()
+                count.update(samples=samples, conversations=conversations)
+                progress(piece.height)
+        hashes[split], splits[split] = digest.hexdigest(), dict(count)
+    with ParquetPieces(made / FILE, labelling.TOLD) as kept:
+        for piece in parquet_pieces(data / FILE, labelling.ROWS_OF_A_SHARD):
+            kept.write(piece.join(chosen, on="conversation_id", how="semi", maintain_order="left"))
+    tokens.frame().write_parquet(made / TOKENS)
+    if (data / LEXICON).is_file():
+        shutil.copyfile(data / LEXICON, made / LEXICON)
+    return write_manifest(
+        made,
+        {
+            "hash": joint_hash(hashes),
+            "format": manifest["format"],
+            "tokenizer": manifest["tokenizer"],
+            "splits": splits,
+            "tolerated": {},
+            "rejected": {"rows": 0, "file": None, "reasons": {}},
+            labelling.NAME: manifest[labelling.NAME],
+            NAME: maker,
+            "statistics": size.statistics(),
+        },
+    )
+
+
+def _labels(folder: Path) -> list[str]:
+    made = read_manifest(folder).get(labelling.NAME)
+    if made is None:
+        raise UsageError(
+            f"'{folder}' has no labels of utterances: add them with 'attune annotate emotions RUN "
+            f"--data {folder}', RUN being an intent-classifier"
+        )
+    labels: list[str] = made["labels"]
+    return labels

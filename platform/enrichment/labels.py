@@ -1,0 +1,236 @@
+"""`attune annotate emotions`: what each utterance of a corpus tells, by a trained classifier.
+
+    train.parquet valid.parquet test.parquet         samples, with the likeliest labels in
+                                                     `context_labels` and `response_label`
+    emotions.parquet        conversation_id, turn, split and `probabilities`, one for each label in
+                            the order of the manifest: the whole distribution of each utterance
+
+An utterance is labelled once, however many contexts it stands in. Memory does not grow with the
+corpus: Ray tasks label some conversations each, out of one file and into another, and what was done
+waits in a folder beside the one to be made, so that an interruption loses little.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from attune.platform.core.errors import UsageError
+from attune.platform.data.conversations import SPLITS, whole_conversations
+from attune.platform.data.files import ParquetPieces, checksum, parquet_pieces
+from attune.platform.data.prepare import (
+    Target,
+    content,
+    joint_hash,
+    made_before,
+    read_manifest,
+    read_samples,
+    write_manifest,
+)
+from attune.platform.data.samples import SAMPLES, alone, utterances
+from attune.platform.enrichment import calibration
+from attune.platform.enrichment import classifier as classifying
+from attune.platform.evaluation.metrics import Floats
+from attune.platform.runs import model as runs
+from attune.platform.runs.record import Run
+from attune.platform.services import cluster
+
+NAME = "emotions"
+FILE = "emotions.parquet"
+PROBABILITIES = "probabilities"
+ROWS_OF_A_SHARD = 2048
+TOLD = pl.Schema(
+    {  # type: ignore[arg-type]
+        "conversation_id": pl.String,
+        "turn": pl.Int64,
+        "split": pl.String,
+        PROBABILITIES: pl.List(pl.Float32),
+    }
+)
+
+Progress = Callable[[int], None]
+"""Called with the number of samples that were just done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The samples of some whole conversations, and the file for what their utterances tell."""
+
+    model: str
+    samples: str
+    split: str
+    start: int
+    rows: int
+    temperature: float
+    file: str
+
+
+def label(shard: Shard) -> int:
+    """Write the distributions of a shard's utterances; the number of samples they are from."""
+    torch.set_num_threads(1)  # a task has one core
+    told = utterances(_rows(shard)).with_columns(label=pl.lit(None, dtype=pl.String))
+    found = probabilities(runs.load_once(Path(shard.model)), told, shard.temperature)
+    path = Path(shard.file)
+    new = path.with_suffix(".new")
+    told.select(
+        "conversation_id",
+        "turn",
+        pl.lit(shard.split).alias("split"),
+        pl.Series(PROBABILITIES, found).arr.to_list(),
+    ).cast(TOLD).write_parquet(new)
+    new.replace(path)
+    return shard.rows
+
+
+def probabilities(model: runs.Model, told: pl.DataFrame, temperature: float) -> Floats:
+    """(N, labels) of utterances, each read by itself."""
+    found = classifying.log_probabilities(model, alone(told), "context")
+    return np.exp(calibration.scaled(found, temperature))
+
+
+def annotate(
+    run: Run,
+    data: Path,
+    out: Path,
+    *,
+    replace: bool = False,
+    total: Progress = lambda _: None,
+    progress: Progress = lambda _: None,
+) -> dict[str, Any]:
+    """Make `out`: the prepared folder `data` with labels of utterances; returns its manifest.
+
+    `replace` labels anew what has labels. Nothing is done where `out` is what would be made.
+    """
+    variant = classifying.classifier(runs.load(run.model))
+    if variant.needs.labels != "utterances":
+        raise UsageError(f"'{run.name}' labels no utterances: name a run of intent-classifier")
+    manifest = read_manifest(data)
+    maker = {
+        "run": run.name,
+        "run_id": run.run_id,
+        "variant": run.variant,
+        "weights": checksum(run.model / runs.WEIGHTS),
+        "temperature": classifying.temperatures(run)["context"],
+        "labels": list(variant.facts.emotions),
+        "data": manifest["hash"],
+    }
+    target = Target(out, overwrite=False)
+    if out.resolve() == data.resolve():
+        raise UsageError(f"--out '{out}' is the data itself: name another folder")
+    if (there := made_before(out, NAME, maker)) is not None:
+        return there
+    _check(data, manifest, replace)
+    total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
+    key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
+    work = out.resolve().parent / f".{out.name}.{NAME}-{key}"
+    work.mkdir(parents=True, exist_ok=True)
+    shards = [shard for split in SPLITS for shard in _shards(run, data, split, maker, work)]
+    cluster.make_files(label, shards, progress)
+    with target.beside() as made:
+        manifest = _write(data, made, manifest, shards, maker)
+        target.publish(made, manifest)
+    shutil.rmtree(work)
+    return manifest
+
+
+def _check(data: Path, manifest: Mapping[str, Any], replace: bool) -> None:
+    """Refuse what has labels already, unless told to replace them."""
+    if replace:
+        return
+    by = manifest.get(NAME)
+    columns = ("context_labels", "response_label")
+    found = (
+        piece["response_label"].count() + piece["context_labels"].explode().count()
+        for split in SPLITS
+        for piece in parquet_pieces(data / f"{split}.parquet", ROWS_OF_A_SHARD, columns)
+    )
+    if by or any(found):
+        who = f"'{by['run']}' has made them" if by else "its source brings them"
+        raise UsageError(f"'{data}' has labels already ({who}): add --replace to label them anew")
+
+
+def pieces(data: Path, split: str, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
+    """The samples of a split, some whole conversations at a time."""
+    path = data / f"{split}.parquet"
+    return whole_conversations(parquet_pieces(path, ROWS_OF_A_SHARD, columns))
+
+
+def _shards(
+    run: Run, data: Path, split: str, maker: Mapping[str, Any], work: Path
+) -> Iterator[Shard]:
+    start = 0
+    for names in pieces(data, split, ["conversation_id"]):
+        yield Shard(
+            model=str(run.model.resolve()),
+            samples=str((data / f"{split}.parquet").resolve()),
+            split=split,
+            start=start,
+            rows=names.height,
+            temperature=maker["temperature"],
+            file=str(work / f"{split}-{start:010d}.parquet"),
+        )
+        start += names.height
+
+
+def _rows(shard: Shard) -> pl.DataFrame:
+    part = pl.scan_parquet(shard.samples, row_index_name="row").slice(shard.start, shard.rows)
+    return part.collect().sort("row").drop("row")
+
+
+def _write(
+    data: Path,
+    made: Path,
+    manifest: Mapping[str, Any],
+    shards: Sequence[Shard],
+    maker: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The folder's files with the new labels in them."""
+    for name in manifest["contents"]:
+        if name not in (FILE, *(f"{split}.parquet" for split in SPLITS)):
+            shutil.copyfile(data / name, made / name)
+    digests = {split: hashlib.sha256() for split in SPLITS}
+    with ExitStack() as stack:
+        told = stack.enter_context(ParquetPieces(made / FILE, TOLD))
+        samples = {
+            split: stack.enter_context(ParquetPieces(made / f"{split}.parquet", SAMPLES))
+            for split in SPLITS
+        }
+        for shard in shards:
+            found = pl.read_parquet(shard.file)
+            rows = with_labels(_rows(shard), found, maker["labels"])
+            digests[shard.split].update(content(rows))
+            told.write(found)
+            samples[shard.split].write(rows)
+    hashes = {split: digest.hexdigest() for split, digest in digests.items()}
+    for stream in manifest["splits"]:
+        if stream not in SPLITS:
+            rows = read_samples(data, stream)
+            hashes[stream] = hashlib.sha256(content(rows)).hexdigest()
+    return write_manifest(made, {**manifest, "hash": joint_hash(hashes), NAME: dict(maker)})
+
+
+def with_labels(samples: pl.DataFrame, told: pl.DataFrame, labels: Sequence[str]) -> pl.DataFrame:
+    """Samples of whole conversations with the likeliest label of each of their utterances."""
+    likeliest = (
+        pl.col(PROBABILITIES)
+        .list.arg_max()
+        .replace_strict(dict(enumerate(labels)), return_dtype=pl.String)
+    )
+    by_conversation = told.group_by("conversation_id", maintain_order=True).agg(found=likeliest)
+    turns = pl.col("context").list.len()
+    return (
+        samples.join(by_conversation, on="conversation_id", how="left", maintain_order="left")
+        .with_columns(
+            context_labels=pl.col("found").list.head(turns),
+            response_label=pl.col("found").list.get(turns),
+        )
+        .select(SAMPLES.names())
+    )

@@ -1,0 +1,69 @@
+"""How well are causes marked? Against given marks, beside two simple rules.
+
+Utterances are counted over all samples. `cause` figures are those of the class of causes,
+`macro_f1` is the mean of its F1 and that of the other utterances, and `agreement` is the share of
+utterances that both mark alike.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from attune.platform.data.conversations import SPEAKER
+from attune.platform.enrichment.causes import CAUSES, MARKS, probabilities
+from attune.platform.evaluation.evaluate import Evaluation
+from attune.platform.runs import model as runs
+
+Marks = npt.NDArray[np.bool_]
+
+
+def evaluate(
+    model: runs.Model,
+    samples: pl.DataFrame,
+    threshold: float,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """A model's marks of samples whose causes are known, and the rules' beside them."""
+    found = probabilities(model, samples, progress)
+    truth = _flat(samples[CAUSES])
+    speaks = samples["context_roles"].list.eval(pl.element() == SPEAKER)
+    turn = pl.int_range(pl.len())
+    last = speaks.list.eval(pl.element() & (turn == turn.filter(pl.element()).last()))
+    metrics: dict[str, float | None] = {
+        **scores(_flat(found.list.eval(pl.element() >= threshold)), truth)
+    }
+    for rule, marks in (("every_speaker_turn", speaks), ("last_speaker_turn", last)):
+        metrics |= {f"{rule}_{name}": v for name, v in scores(_flat(marks), truth).items()}
+    metrics["parameters"] = sum(p.numel() for p in model.variant.parameters())
+    table = samples.select(
+        "conversation_id", "turn", "emotion", "context", "context_roles", CAUSES
+    ).with_columns(found.alias(MARKS))
+    return Evaluation(
+        metrics=metrics, answers=table, signature=f"threshold:{threshold} samples:{samples.height}"
+    )
+
+
+def scores(marks: Marks, truth: Marks) -> dict[str, float]:
+    """Precision, recall and F1 of causes, F1 over both classes, and agreement."""
+    precision, recall, cause = _f1(marks, truth)
+    return {
+        "cause_precision": precision,
+        "cause_recall": recall,
+        "cause_f1": cause,
+        "macro_f1": (cause + _f1(~marks, ~truth)[2]) / 2,
+        "agreement": float((marks == truth).mean()),
+    }
+
+
+def _f1(marks: Marks, truth: Marks) -> tuple[float, float, float]:
+    right = float((marks & truth).sum())
+    precision = right / max(float(marks.sum()), 1.0)
+    recall = right / max(float(truth.sum()), 1.0)
+    total = float(marks.sum() + truth.sum())
+    return precision, recall, 2 * right / total if total else 0.0
+
+
+def _flat(lists: pl.Series) -> Marks:
+    return lists.explode().to_numpy().astype(np.bool_)

@@ -1,0 +1,97 @@
+"""How well does a classifier tell the emotions of texts, and do its probabilities mean it?
+
+Accuracies and calibration of contexts stand under their plain names, those of responses, where it
+learns from them, under `response_`. What is `kept` is surer than a threshold: its share, and how
+much of it is right.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from attune.platform.core.errors import UsageError
+from attune.platform.enrichment import calibration
+from attune.platform.enrichment.calibration import Labels
+from attune.platform.enrichment.classifier import (
+    Temperatures,
+    classifier,
+    labelled,
+    log_probabilities,
+)
+from attune.platform.evaluation import metrics
+from attune.platform.evaluation.evaluate import Evaluation, predictions
+from attune.platform.evaluation.metrics import Floats
+from attune.platform.runs import model as runs
+
+THRESHOLD = 0.6
+"""What Shen et al. 2021 keep unpaired text from."""
+
+
+def evaluate(
+    model: runs.Model,
+    samples: pl.DataFrame,
+    threshold: float,
+    temperatures: Temperatures,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """What a model says of the texts of samples, of each kind that it learns from."""
+    variant = classifier(model)
+    emotions = variant.facts.emotions
+    known, truth = labelled(samples, emotions)
+    if known.is_empty():
+        raise UsageError("none of these samples has an emotion: choose data with emotions")
+    found: dict[str, float | None] = {}
+    table = known.select("conversation_id", "turn", "emotion", "context", "response")
+    for kind in variant.learns:
+        raw = log_probabilities(model, known, kind, progress)
+        calibrated = calibration.scaled(raw, temperatures[kind])
+        before = "" if kind == "context" else f"{kind}_"
+        own = {**scores(calibrated, truth, threshold), "temperature": temperatures[kind]}
+        own["calibration_error_uncalibrated"] = calibration.reliability(raw, truth).error
+        found |= {f"{before}{name}": value for name, value in own.items()}
+        table = table.with_columns(
+            pl.Series(f"{before}predicted_emotion", [emotions[n] for n in raw.argmax(axis=1)]),
+            pl.Series(f"{before}probability", np.exp(calibrated.max(axis=1))),
+        )
+    found["parameters"] = sum(p.numel() for p in model.variant.parameters())
+    signature = f"{calibration.SIGNATURE} threshold:{threshold} samples:{known.height}"
+    return Evaluation(metrics=found, answers=table, signature=signature)
+
+
+def predicted(model: runs.Model, samples: pl.DataFrame) -> pl.DataFrame:
+    """`emotion` and `predicted_emotion` of the samples that have an emotion, by any variant."""
+    emotions = model.variant.facts.emotions
+    known, _ = labelled(samples, emotions)
+    found = predictions(model.variant, model.columns(known)).get("emotion")
+    if found is None:
+        raise UsageError(f"'{model.name}' predicts no emotion: name a run that does")
+    names = pl.Series("predicted_emotion", [emotions[number] for number in found.argmax(axis=1)])
+    return known.select("emotion").with_columns(names)
+
+
+def by_emotion(predicted: pl.DataFrame) -> pl.DataFrame:
+    """(emotion, samples, accuracy), by the alphabet."""
+    right = (pl.col("emotion") == pl.col("predicted_emotion")).fill_null(False)
+    return (
+        predicted.drop_nulls("emotion")
+        .group_by("emotion")
+        .agg(samples=pl.len(), accuracy=right.mean())
+        .sort("emotion")
+    )
+
+
+def scores(log_probabilities: Floats, truth: Labels, threshold: float) -> dict[str, float | None]:
+    """Accuracies, calibration error, and what a threshold keeps."""
+    accuracy = metrics.accuracy_at(log_probabilities, truth)
+    kept = np.exp(log_probabilities.max(axis=1)) > threshold
+    right = log_probabilities.argmax(axis=1) == truth
+    return {
+        "emotion_accuracy": accuracy[1],
+        "emotion_accuracy_top2": accuracy[2],
+        "emotion_accuracy_top5": accuracy[5],
+        **metrics.weighted_scores(log_probabilities, truth),
+        "calibration_error": calibration.reliability(log_probabilities, truth).error,
+        "kept_share": float(kept.mean()),
+        "kept_accuracy": float(right[kept].mean()) if kept.any() else None,
+    }

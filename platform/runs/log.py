@@ -1,0 +1,47 @@
+"""A run's log: `log.txt` for people, `log.jsonl` for machines, with all ids to find it by."""
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from attune.platform.runs.record import Run
+
+TEXT, LINES = "log.txt", "log.jsonl"
+JOB, TRIAL, DASHBOARD = "ATTUNE_JOB", "ATTUNE_TRIAL", "ATTUNE_DASHBOARD"
+"""Variables by which processes know the Ray job and the trial they work for, and where to look."""
+
+Level = Literal["info", "warning", "error"]
+
+
+def ids() -> dict[str, str]:
+    """The variables, for workers on other machines."""
+    return {name: os.environ[name] for name in (JOB, TRIAL, DASHBOARD) if name in os.environ}
+
+
+def job() -> dict[str, Any]:
+    """The Ray job that this process works for, as runs and sweeps record it; empty outside one."""
+    return {"job": os.environ.get(JOB, ""), "dashboard": os.environ.get(DASHBOARD, "")}
+
+
+def text_file(run: Run) -> Path:
+    """What a run had to say, for people."""
+    return run.folder / TEXT
+
+
+def write(run: Run, message: str, level: Level = "info") -> None:
+    """Add a line to both files."""
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "level": level,
+        "message": message,
+        "run": run.name,
+        "run_id": run.run_id,
+        "trial": os.environ.get(TRIAL),
+        "job": os.environ.get(JOB),
+        "pid": os.getpid(),
+    }
+    for path, text in ((run.folder / LINES, json.dumps(line)), (text_file(run), message)):
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")

@@ -1,0 +1,304 @@
+"""A model on disk: a folder that describes itself and answers on any machine.
+
+model.safetensors       the weights
+model.json              variant, configuration, emotions
+vocabulary.txt          the tokens
+tokenizer.json          what cuts words into them, where the variant reads subwords
+lexicon.json            the emotion words, where the variant needs them
+encoder/                the pretrained encoder's shape and tokenizer, where the variant has one
+labeller/               the model that labels utterances for it, where the variant reads labels
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from attune.models.base import Annotator, Facts, Needs, Variant
+from attune.platform.batching.encoding import Layout, Numbers, Ragged, encode, read_by, subwords_of
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.data.labels import EMOTIONS, LABELS
+from attune.platform.data.prepare import read_labelled, read_marked, read_samples
+from attune.platform.text import encoders, subwords
+from attune.platform.text.emotion_words import EmotionWords
+from attune.platform.text.encoders import TextEncoder
+from attune.platform.text.lexicons import Lexicon
+from attune.platform.text.vocabulary import SPECIALS, Vocabulary
+from attune.platform.text.word_vectors import WordVectors
+
+WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
+LEXICON, ENCODER, LABELLER = "lexicon.json", "encoder", "labeller"
+EMOTION_WORDS, CAUSES, SUBWORDS = "emotion_words", "context_causes", "context_subwords"
+CONTEXT_LABELS = "context_labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A variant with what it needs to read and write text."""
+
+    name: str
+    """The variant's, as a user types it."""
+    variant: Variant
+    vocabulary: Vocabulary
+    max_context: int | None = None
+    """Context tokens that it was taught with, counted from the end."""
+    lexicon: Lexicon | None = None
+    """The emotion words it was taught with, where it needs them."""
+    encoder: TextEncoder | None = None
+    """The pretrained encoder it reads contexts with, where it does."""
+    labeller: Path | None = None
+    """The folder of the model that labels the utterances it reads, where it reads labels."""
+
+    def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+        """Samples as the numbers it reads."""
+        needs, find = self.variant.needs_with(self.variant.config), None
+        if self.lexicon is not None and EMOTION_WORDS in needs.columns:
+            find = EmotionWords(self.lexicon).find
+        found = encode(
+            samples,
+            self.vocabulary,
+            layout=self.layout,
+            # Who is not told an emotion's number may be given any emotion's word.
+            emotions=self.variant.facts.emotions if "emotion" in needs.columns else (),
+            emotion_words=find,
+            causes=CAUSES in needs.columns,
+            labels=CONTEXT_LABELS in needs.columns,
+        )
+        if self.encoder is None:
+            return found
+        read = subwords_of if SUBWORDS in needs.columns else read_by
+        return {**found, **read(self.encoder, samples)}
+
+    @property
+    def layout(self) -> Layout:
+        """How it wants a context laid out."""
+        return Layout(separators=self.variant.needs.separators, max_context=self.max_context)
+
+
+def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl.DataFrame:
+    """The samples of a split that a variant learns from and is measured on."""
+    if issubclass(variant if isinstance(variant, type) else type(variant), Annotator):
+        return read_marked(folder, split)
+    if variant.needs.labels == "utterances":
+        return read_labelled(folder, split)
+    return read_samples(folder, split)
+
+
+def check_labels(needs: Needs, samples: pl.DataFrame, place: str) -> None:
+    """Who reads the labels of utterances must find some: none at all would be read as one."""
+    if CONTEXT_LABELS not in needs.columns:
+        return
+    for what, found in {
+        "utterance of a context": samples["context_labels"].explode(),
+        "response": samples["response_label"],
+    }.items():
+        if not found.is_in(LABELS).any():
+            raise DataError(
+                f"{place}: no {what} has one of the 41 labels that this system reads: give them "
+                f"some with 'attune annotate emotions RUN --data DIR', RUN being an "
+                f"intent-classifier"
+            )
+
+
+def labels_of(needs: Needs) -> tuple[str, ...]:
+    """What the numbers of `emotion` stand for."""
+    return LABELS if needs.labels == "utterances" else EMOTIONS
+
+
+def needs_lexicon(needs: Needs) -> bool:
+    """Whether a variant needs a lexicon."""
+    return EMOTION_WORDS in needs.columns or needs.intensity
+
+
+def facts_of(
+    vocabulary: Vocabulary,
+    emotions: tuple[str, ...],
+    needs: Needs,
+    *,
+    vectors: WordVectors | None = None,
+    lexicon: Lexicon | None = None,
+    pretrained: Mapping[str, nn.Module] | None = None,
+) -> Facts:
+    """What a model must know of its data."""
+    marks = intensity = None
+    if lexicon is not None and EMOTION_WORDS in needs.columns:
+        marks = torch.tensor(EmotionWords(lexicon).marks(vocabulary))
+    if lexicon is not None and needs.intensity:
+        intensity = torch.tensor([lexicon.intensity(token) for token in vocabulary.tokens])
+    return Facts(
+        num_tokens=len(vocabulary),
+        specials={token: vocabulary.numbers[token] for token in SPECIALS},
+        emotions=emotions,
+        emotion_tokens=tuple(vocabulary.number(emotion) for emotion in emotions),
+        word_vectors=None if vectors is None else torch.from_numpy(vectors.matrix),
+        emotion_words=marks,
+        intensity=intensity,
+        encoders=pretrained or {},
+    )
+
+
+def build(
+    name: str,
+    config: Any,
+    vocabulary: Vocabulary,
+    emotions: tuple[str, ...],
+    *,
+    vectors: WordVectors | None = None,
+    lexicon: Lexicon | None = None,
+    max_context: int | None = None,
+    labeller: Path | None = None,
+    seed: int = 0,
+) -> Model:
+    """A new model; the seed decides its first weights and leaves torch's own state as it was."""
+    variant, _ = find_variant(name)
+    needs = variant.needs_with(config)
+    encoder = None if needs.encoder is None else encoders.load(getattr(config, needs.encoder))
+    facts = facts_of(
+        vocabulary,
+        emotions,
+        needs,
+        vectors=vectors,
+        lexicon=lexicon,
+        pretrained=_handed(needs.encoder, encoder),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        built = variant(config, facts)
+    return Model(
+        name=name,
+        variant=built,
+        vocabulary=vocabulary,
+        max_context=max_context,
+        lexicon=lexicon,
+        encoder=encoder,
+        labeller=labeller,
+    )
+
+
+def _handed(setting: str | None, encoder: TextEncoder | None) -> dict[str, nn.Module]:
+    """An encoder under the name by which a variant asks for it."""
+    return {} if setting is None or encoder is None else {setting: encoder.module}
+
+
+def save(model: Model, folder: Path) -> None:
+    """Write a model where `load` finds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = model.variant.facts
+    vectors = facts.word_vectors
+    description = {
+        "variant": model.name,
+        "config": dataclasses.asdict(model.variant.config),
+        "emotions": facts.emotions,
+        "word_vector_dimension": None if vectors is None else vectors.shape[1],
+        "max_context": model.max_context,
+    }
+    save_weights(model.variant, folder / WEIGHTS)
+    model.vocabulary.save(folder / VOCABULARY)
+    if model.lexicon is not None:
+        model.lexicon.save(folder / LEXICON)
+    if model.encoder is not None:
+        model.encoder.save(folder / ENCODER)
+    if model.labeller is not None:
+        keep_labeller(model.labeller, folder)
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def keep_labeller(labeller: Path, folder: Path) -> None:
+    """Put a labeller into a folder; it is large, and linked where the disk can do that."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:  # another disk, or none that links
+            shutil.copyfile(source, target)
+
+    shutil.copytree(labeller, folder / LABELLER, copy_function=link, dirs_exist_ok=False)
+
+
+def labeller_in(folder: Path) -> Path | None:
+    """The folder of the labeller that was put into a folder."""
+    return folder / LABELLER if (folder / LABELLER).is_dir() else None
+
+
+def load(folder: Path) -> Model:
+    """The model in a folder, ready to answer."""
+    for name in (DESCRIPTION, VOCABULARY, WEIGHTS):
+        if not (folder / name).is_file():
+            raise UsageError(f"'{folder}' is not a model: {name} is missing")
+    description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    vocabulary = subwords.load(folder / VOCABULARY)
+    variant, _ = find_variant(description["variant"])
+    config = with_changes(variant.Config(), description["config"])
+    needs = variant.needs_with(config)
+    lexicon = Lexicon.load(folder / LEXICON) if needs_lexicon(needs) else None
+    encoder = None
+    if needs.encoder is not None:
+        encoder = encoders.restore(getattr(config, needs.encoder), folder / ENCODER)
+    facts = facts_of(
+        vocabulary,
+        tuple(description["emotions"]),
+        needs,
+        lexicon=lexicon,
+        pretrained=_handed(needs.encoder, encoder),
+    )
+    dimension = description["word_vector_dimension"]
+    if dimension is not None:  # only the shape: the weights hold what became of the vectors
+        blank = torch.zeros(len(vocabulary), dimension)
+        facts = dataclasses.replace(facts, word_vectors=blank)
+    built = variant(config, facts)
+    try:
+        load_weights(built, folder / WEIGHTS)
+    except RuntimeError as error:
+        raise DataError(
+            f"{folder / WEIGHTS} does not fit {folder / DESCRIPTION}: {error}"
+        ) from error
+    return Model(
+        name=description["variant"],
+        variant=built.eval(),
+        vocabulary=vocabulary,
+        max_context=description["max_context"],
+        lexicon=lexicon,
+        encoder=encoder,
+        labeller=labeller_in(folder),
+    )
+
+
+load_once = functools.lru_cache(1)(load)
+"""For processes that do many tasks with one model."""
+
+
+def save_weights(variant: Variant, path: Path) -> None:
+    """Each weight once, under the first of its names where parts share it.
+
+    Copies: ZeRO lays all weights of a player into one piece of memory, which a file must not hold
+    again for each of them.
+    """
+    first_names = _names(variant).values()
+    state = variant.state_dict()
+    save_file({name: state[name].detach().cpu().clone() for name in first_names}, path)
+
+
+def load_weights(variant: Variant, path: Path) -> None:
+    """What `save_weights` wrote, under all names."""
+    given = load_file(path)
+    names = _names(variant)
+    shared = {name: given[first] for name, first in names.items() if first in given}
+    variant.load_state_dict({**given, **shared})
+
+
+def _names(variant: Variant) -> dict[str, str]:
+    """Every name in the state -> the first name of the same tensor."""
+    first: dict[int, str] = {}
+    state = variant.state_dict(keep_vars=True)
+    return {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}

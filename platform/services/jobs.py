@@ -1,0 +1,271 @@
+"""Jobs of a Ray cluster: any attune command, submitted, watched, waited for, stopped.
+
+The project is shipped as a wheel, data as folders of their own where the cluster cannot see them;
+the root folder never is.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import secrets
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attune.platform.core.commit import VARIABLE, commit
+from attune.platform.core.errors import ServiceError, UsageError, unknown
+from attune.platform.core.home import home
+from attune.platform.runs import log as logs
+from attune.platform.services import cluster, stack, wheel
+
+JOB_SERVER = "http://127.0.0.1:8265"
+SHIPPED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+LIVE = ("PENDING", "RUNNING")
+SECONDS_TO_STOP = 300
+"""To write a checkpoint before a stopped job is killed; Ray's own three are too few."""
+SECONDS_BETWEEN_LOOKS = 1.0
+MOST_UPLOADED = 500 * 2**20
+"""Ray keeps what is uploaded in the memory of its head."""
+UPLOADS = "uploads"
+ENTRY = "python -m attune.jobs.cli"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job as its cluster knows it."""
+
+    id: str
+    state: str
+    command: str
+    options: str
+    """What `attune submit` was given beside the command."""
+    run: str
+    """The run or sweep that it is for, where it has one."""
+    began: float
+    """Seconds since the epoch."""
+    ended: float | None = None
+    message: str = ""
+    waits_for: str = ""
+    """What it has asked for and not got."""
+    driver: str | None = None
+    """Ray's other number of it, by which its tasks know it."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.state not in LIVE
+
+
+def address_of(given: str | None) -> str:
+    """The job server that is meant: the one given, RAY_ADDRESS's, the local stack's."""
+    part = stack.running(stack.RAY)
+    return given or os.environ.get("RAY_ADDRESS") or (part.address if part else JOB_SERVER)
+
+
+class Jobs:
+    """The jobs of one cluster."""
+
+    def __init__(self, address: str | None = None):
+        self.address = address_of(address)
+        cluster.use_token(self.address)
+        from ray.exceptions import AuthenticationError
+        from ray.job_submission import JobSubmissionClient
+
+        try:
+            self.client = JobSubmissionClient(self.address)
+        except AuthenticationError as error:
+            raise UsageError(
+                f"the Ray cluster at {self.address} refuses the token, or was given none: put the "
+                f"right one into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            ) from error
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"no Ray job server answers at {self.address}: start one with 'attune up', or name "
+                f"it with --address http://HOST:8265 ({error})"
+            ) from error
+        for name in ("ray", *(each.__module__ for each in type(self.client).__mro__)):
+            logging.getLogger(name).setLevel(logging.WARNING)  # Ray has set each to tell more
+
+    def submit(
+        self,
+        command: Sequence[str],
+        *,
+        options: Sequence[str] = (),
+        run: str = "",
+        uploads: Sequence[Path] = (),
+        place: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> str:
+        """Start an attune command, with the code that runs here and so many variables more; `place`
+        is ATTUNE_HOME there, if it is another. The options are for people to see. The job's id."""
+        job = f"{command[0]}-{secrets.token_hex(4)}"
+        there = place or str(home())
+        given = {name: os.environ[name] for name in SHIPPED_VARIABLES if name in os.environ}
+        given |= {
+            "ATTUNE_HOME": there,
+            logs.JOB: job,
+            logs.DASHBOARD: self.dashboard(job),
+            VARIABLE: commit(),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(SECONDS_TO_STOP),
+            **(variables or {}),
+        }
+        metadata = {
+            "command": shlex.join(["attune", *command]),
+            "options": shlex.join(options),
+            **({"run": run} if run else {}),
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            shipped: dict[str, Any] = {"py_modules": [str(wheel.build(Path(folder)))]}
+            entry = ENTRY
+            if uploads:
+                packed, places = pack(uploads, Path(folder) / UPLOADS, f"{there}/{UPLOADS}")
+                command = [places.get(str(Path(part)), part) for part in command]
+                shipped["working_dir"] = str(packed)
+                entry = "python -m attune.jobs.unpack"
+            try:
+                self.client.submit_job(
+                    entrypoint=f"{entry} {shlex.join(command)}",
+                    submission_id=job,
+                    runtime_env={**shipped, "env_vars": given},
+                    metadata=metadata,
+                )
+            except RuntimeError as error:
+                raise ServiceError(
+                    f"the Ray job server at {self.address} does not take the job: {error} (two "
+                    f"clusters on one machine keep each other from taking jobs, unless each has "
+                    f"ports of its own, as 'attune up' gives them)"
+                ) from error
+        return job
+
+    def dashboard(self, job: str) -> str:
+        """Where a browser shows a job."""
+        base = self.address if self.address.startswith("http") else ""
+        return f"{base}/#/jobs/{job}" if base else ""
+
+    def all(self) -> list[Job]:
+        """Every job, oldest first, with what those that wait are waiting for."""
+        found = [_job(one) for one in self.client.list_jobs() if one.submission_id]
+        demands = self._demands() if any(not job.over for job in found) else {}
+        waiting = [
+            job if job.over or job.driver not in demands
+            else replace(job, waits_for=cluster.unmet(demands[job.driver], *self._resources()))
+            for job in found
+        ]  # fmt: skip
+        return sorted(waiting, key=lambda job: job.began)
+
+    def find(self, text: str) -> Job:
+        """A job by its id, or by the name of its run or sweep, of which the latest is meant."""
+        found = self.all()
+        for job in reversed(found):
+            if text in (job.id, job.run):
+                return job
+        if not found:
+            raise UsageError(f"unknown job '{text}': there are none at {self.address} yet")
+        names = [job.id for job in found]
+        raise UsageError(f"{unknown('job', text, names)} ('attune jobs list' lists all)")
+
+    def logs(self, job: str) -> str:
+        """All that a job has printed."""
+        return str(self.client.get_job_logs(job))
+
+    def follow(self, job: str, show: Callable[[str], None]) -> Job:
+        """Pass on what a job prints until it ends; how it ended."""
+
+        async def tail() -> None:
+            async for text in self.client.tail_job_logs(job):
+                show(text)
+
+        asyncio.run(tail())
+        return self.wait(job)
+
+    def wait(self, job: str, say: Callable[[str], None] = lambda _: None) -> Job:
+        """The job, once it has ended; says what it waits for meanwhile."""
+        said = ""
+        while not (found := self.find(job)).over:
+            if found.waits_for != said:
+                said = found.waits_for
+                say(f"job {job} waits for {said}" if said else f"job {job} goes on")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return found
+
+    def stop(self, job: str) -> None:
+        """Ask a job to end, as Ctrl-C would: it keeps its checkpoints."""
+        self.client.stop_job(job)
+
+    def _demands(self) -> dict[str, dict[str, float]]:
+        """What was asked for and not given, by job: groups of workers, and tasks of their own."""
+        from ray.util.state import list_placement_groups, list_tasks
+
+        found: dict[str, dict[str, float]] = {}
+        groups = list_placement_groups(
+            self.address, filters=[("state", "=", "PENDING")], detail=True
+        )
+        for group in groups:
+            for bundle in group.bundles or ():
+                _add(found.setdefault(group.creator_job_id, {}), bundle["unit_resources"])
+        tasks = list_tasks(
+            self.address, filters=[("state", "=", "PENDING_NODE_ASSIGNMENT")], detail=True
+        )
+        for task in tasks:
+            if task.job_id not in found:
+                _add(found.setdefault(task.job_id, {}), task.required_resources or {})
+        return found
+
+    def _resources(self) -> tuple[dict[str, float], dict[str, float]]:
+        """What is free in the cluster, and all that it has."""
+        answer = self.client._do_request("GET", "/api/cluster_status").json()
+        usage = answer["data"]["clusterStatus"]["loadMetricsReport"]["usage"]
+        return (
+            {name: total - used for name, (used, total) in usage.items()},
+            {name: total for name, (_, total) in usage.items()},
+        )
+
+
+def _add(sums: dict[str, float], resources: Mapping[str, float]) -> None:
+    for name, amount in resources.items():
+        sums[name] = sums.get(name, 0) + amount
+
+
+def _job(one: Any) -> Job:
+    metadata = one.metadata or {}
+    return Job(
+        id=one.submission_id,
+        state=one.status.value,
+        command=metadata.get("command", one.entrypoint),
+        options=metadata.get("options", ""),
+        run=metadata.get("run", ""),
+        began=(one.start_time or 0) / 1000,
+        ended=None if one.end_time is None else one.end_time / 1000,
+        message=one.message or "",
+        driver=one.job_id,
+    )
+
+
+def pack(uploads: Sequence[Path], folder: Path, there: str) -> tuple[Path, dict[str, str]]:
+    """Put files and folders into one to be shipped, each under a name that its contents decide;
+    where each, as it was typed, will be."""
+    places = {}
+    size = 0
+    for path in uploads:
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        size += sum(p.stat().st_size for p in files)
+        if size > MOST_UPLOADED:
+            raise UsageError(
+                f"--upload {path}: more than {MOST_UPLOADED // 2**20} MB cannot be shipped: put it "
+                f"on a disk that the cluster sees, and name it by its path there"
+            )
+        digest = hashlib.sha256()
+        for file in files:
+            digest.update(str(file.relative_to(path.parent)).encode())
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        into = folder / f"{path.name}-{digest.hexdigest()[:12]}" / path.name
+        into.parent.mkdir(parents=True)
+        (shutil.copytree if path.is_dir() else shutil.copyfile)(path, into)
+        places[str(path)] = f"{there}/{into.relative_to(folder)}"
+    return folder, places

@@ -1,0 +1,222 @@
+"""Text in, answer with its explanation out."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from attune.models.base import Batch, DialogueVariant, Explanation
+from attune.models.decoding import Decoding, decode, stream
+from attune.platform.batching.encoding import PADDING, Columns, Stream
+from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.data.conversations import LISTENER, SPEAKER
+from attune.platform.data.samples import SAMPLES
+from attune.platform.enrichment import classifier as classifying
+from attune.platform.runs import model as runs
+from attune.platform.runs.record import Run
+from attune.platform.text.detokenizing import readable
+from attune.platform.text.tokenizing import tokenize
+from attune.platform.text.vocabulary import END
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a model says, and why."""
+
+    text: str
+    seconds: float
+    explanation: Explanation
+
+
+class Responder:
+    """Answers conversations with the model in a folder.
+
+    A conversation is a list of turns: speaker, listener, speaker ...; the last is the speaker's.
+    """
+
+    def __init__(self, folder: Path):
+        self.model = runs.load(folder)
+        if not isinstance(self.model.variant, DialogueVariant):
+            raise UsageError(f"'{self.model.name}' does not answer: it is a classifier")
+        self.variant = self.model.variant
+        labeller = self.model.labeller
+        self.labeller = None if labeller is None else runs.load(labeller)
+
+    def respond(
+        self,
+        conversations: Sequence[Sequence[str]],
+        decoding: Decoding = Decoding(),  # noqa: B008
+        controls: Mapping[str, str] | None = None,
+    ) -> list[Answer]:
+        """An answer to each conversation; many at once are answered as one batch."""
+        started = time.perf_counter()
+        batch = self._batch(conversations)
+        self._check(controls)
+        made = decode(self.variant, batch, decoding, controls)
+        explanations = self._explained(batch, made)
+        seconds = (time.perf_counter() - started) / max(len(conversations), 1)
+        return [
+            Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
+            for tokens, explanation in zip(made, explanations, strict=True)
+        ]
+
+    def judged(self, samples: pl.DataFrame) -> list[dict[str, Any]]:
+        """The answers to samples, and what the model's critics give them and people's responses;
+        no scores where it has no critics, or no turn follows."""
+        batch = _in_order(self.model.columns(samples))
+        answers = decode(self.variant, batch, Decoding())
+        people = [row[row != PADDING].tolist()[:-1] for row in batch["response"]]  # without <eos>
+        made, theirs = self._explained(batch, answers), self._explained(batch, people)
+        return [
+            {
+                "context": row["context"],
+                "response": row["response"],
+                "next_turn": row["next_turn"],
+                "answer": self._text(answer),
+                "scores": dict(own.scores or {}),
+                "person_scores": dict(person.scores or {}),
+            }
+            for row, answer, own, person in zip(
+                samples.iter_rows(named=True), answers, made, theirs, strict=True
+            )
+        ]
+
+    def stream(
+        self,
+        conversation: Sequence[str],
+        decoding: Decoding = Decoding(),  # noqa: B008
+        controls: Mapping[str, str] | None = None,
+    ) -> Iterator[str]:
+        """The answer so far, after each token."""
+        self._check(controls)
+        tokens: list[int] = []
+        for token in stream(self.variant, self._batch([conversation]), decoding, controls):
+            tokens.append(token)
+            yield self._text(tokens)
+
+    def follow(
+        self,
+        conversation: Sequence[str],
+        decoding: Decoding = Decoding(),  # noqa: B008
+        controls: Mapping[str, str] | None = None,
+    ) -> Iterator[Answer]:
+        """What the model reads in the conversation, then its answer as it grows, then all of it.
+
+        Seconds count the model's own time, not what passes before the next token is asked for.
+        """
+        started = time.perf_counter()
+        self._check(controls)
+        batch = self._batch([conversation])
+        [explanation] = self._explained(batch, [[]])
+        coming = stream(self.variant, batch, decoding, controls)
+        tokens: list[int] = []
+        seconds = 0.0
+        while True:
+            seconds += time.perf_counter() - started
+            yield Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
+            started = time.perf_counter()
+            token = next(coming, None)
+            if token is None:
+                break
+            tokens.append(token)
+        [explanation] = self._explained(batch, [tokens])
+        seconds += time.perf_counter() - started
+        yield Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
+
+    @torch.no_grad()
+    def _explained(self, batch: Batch, answers: Sequence[Sequence[int]]) -> list[Explanation]:
+        """Why these are the answers, with the context's words beside what there is of each."""
+        end = self.variant.facts.specials[END]
+        responses = [torch.tensor([*answer, end]) for answer in answers]
+        padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=PADDING)
+        answered = dataclasses.replace(batch, tensors={**batch.tensors, "response": padded})
+        return [
+            self._worded(explanation, batch, row, answers[row])
+            for row, explanation in enumerate(self.variant.explain(answered))
+        ]
+
+    def _worded(
+        self, explanation: Explanation, batch: Batch, row: int, answer: Sequence[int]
+    ) -> Explanation:
+        """An explanation with the words that its numbers are of."""
+        if explanation.by_word or explanation.attention:
+            words = self._words(batch["context"][row])
+            explanation = dataclasses.replace(explanation, words=words)
+        if explanation.attention:
+            explanation = dataclasses.replace(
+                explanation,
+                emotion_words=self._words(batch["emotion_words"][row]),
+                answer_words=self.model.vocabulary.decode(answer),
+            )
+        if explanation.imagined_tokens is not None:
+            imagined = self._text(explanation.imagined_tokens)
+            explanation = dataclasses.replace(explanation, imagined=imagined)
+        return explanation
+
+    def _words(self, tokens: torch.Tensor) -> list[str]:
+        """The words behind `<cls>` or `<lab>`, without padding."""
+        return self.model.vocabulary.shown(tokens[1 : int((tokens != PADDING).sum())].tolist())
+
+    def _batch(self, conversations: Sequence[Sequence[str]]) -> Batch:
+        for number, turns in enumerate(conversations, start=1):
+            if len(turns) % 2 == 0 or not all(turn.strip() for turn in turns):
+                raise UsageError(
+                    f"conversation {number} has {len(turns)} turns: they alternate speaker, "
+                    f"listener, speaker; the last is the speaker's, and none is empty"
+                )
+        frame = pl.DataFrame({"context": conversations}, schema={"context": SAMPLES["context"]})
+        texts = frame.explode("context")["context"]
+        counts = frame["context"].list.len()
+        tokens = iter(tokenize(texts))
+        roles = (SPEAKER, LISTENER)
+        samples = SAMPLES.to_frame(eager=True).clear(len(conversations))
+        samples = samples.with_columns(
+            frame["context"],
+            context_tokens=pl.Series([[next(tokens) for _ in range(n)] for n in counts]),
+            context_roles=pl.Series([[roles[turn % 2] for turn in range(n)] for n in counts]),
+        )
+        if self.labeller is not None:
+            samples = classifying.with_context_labels(self.labeller, samples)
+        return _in_order(self.model.columns(samples))
+
+    def _check(self, controls: Mapping[str, str] | None) -> None:
+        known = self.variant.controls_with(self.variant.config)
+        check_controls(self.model.name, known, controls or {})
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return readable(self.model.vocabulary.decode(tokens))
+
+
+def _in_order(columns: Columns) -> Batch:
+    """All samples as one batch. Streams sort by length: the rows are put back into their order."""
+    [batch] = Stream(columns, size=len(columns["index"]), shuffle=False).epoch()
+    order = batch["index"].argsort()
+    rows = {name: tensor[order] for name, tensor in batch.tensors.items()}
+    return Batch(tensors=rows, samples=batch.samples, tokens=batch.tokens)
+
+
+def controls_of(run: Run) -> Mapping[str, Sequence[str]]:
+    """What a user may set for a run's answers, and to what."""
+    variant = find_variant(run.variant)[0]
+    if not issubclass(variant, DialogueVariant):
+        return {}
+    return variant.controls_with(with_changes(variant.Config(), run.config))
+
+
+def check_controls(
+    name_of: str, known: Mapping[str, Sequence[str]], controls: Mapping[str, str]
+) -> None:
+    """Only what a model lets a user set, to what it may be set to."""
+    for name, value in controls.items():
+        if not known:
+            raise UsageError(f"control '{name}': {name_of} has no controls")
+        if name not in known:
+            raise UsageError(unknown("control", name, known))
+        if value not in known[name]:
+            raise UsageError(unknown(f"value of {name}", value, known[name]))

@@ -1,0 +1,208 @@
+"""What is said of a run to MLflow: that it begins, goes on, what came of it."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import polars.selectors as cs
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_LOGGED_ARTIFACTS,
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_RUN_NOTE,
+)
+
+from attune.platform.core.errors import UsageError
+from attune.platform.runs import model as runs
+from attune.platform.runs.record import RECORD, Run, Status
+from attune.platform.tracking import run_metadata as described
+from attune.platform.tracking.connection import (
+    contact,
+    opened,
+    quick,
+    store_uri,
+    understood,
+    without_password,
+)
+from attune.platform.tracking.models import log_model
+from attune.platform.tracking.sender import Sender
+from attune.platform.training import checkpoints
+
+MOST_PARAMS = 100
+"""What MLflow takes at once."""
+STATUS = {"running": "RUNNING", "finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+SAMPLES = "sample_answers.json"
+
+log = logging.getLogger(__name__)
+
+
+def start(run: Run, manifest: Mapping[str, Any]) -> Run:
+    """Tell MLflow of a new run and of all that it is made from; the run then knows its id."""
+    return create(run, manifest).changed()
+
+
+def create(run: Run, manifest: Mapping[str, Any]) -> Run:
+    """The same, without writing to the run's folder, which may change meanwhile."""
+    with opened(run.variant) as (client, experiment):
+        tags = {**described.tags_of(run), MLFLOW_RUN_NOTE: described.note(run)}
+        if run.parent is not None:
+            tags[MLFLOW_PARENT_RUN_ID] = run.parent
+        made = client.create_run(experiment, tags=tags, run_name=run.name)
+        run_id = made.info.run_id
+        params = [Param(key, value) for key, value in described.params(run).items()]
+        for first in range(0, len(params), MOST_PARAMS):
+            client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
+        client.log_inputs(run_id, datasets=list(described.datasets(run, manifest)))
+        client.log_dict(run_id, dict(manifest), "data_manifest.json")
+        client.log_dict(run_id, described.environment(), "environment.json")
+    return dataclasses.replace(run, run_id=run_id, tracking=without_password(store_uri()))
+
+
+def start_group(name: str, params: Mapping[str, Any], first: Run, parent: str | None = None) -> str:
+    """Tell MLflow of a run whose parts are other runs (seeds, trials), of which one is given; its
+    id, for them to be its parts by."""
+    tags = described.tags_of(first)
+    if parent is not None:
+        tags[MLFLOW_PARENT_RUN_ID] = parent
+    with opened(first.variant) as (client, experiment):
+        made = client.create_run(experiment, tags=tags, run_name=name)
+        given = [Param(key, described.text(value)) for key, value in params.items()]
+        client.log_batch(made.info.run_id, params=given[:MOST_PARAMS])
+    return str(made.info.run_id)
+
+
+def finish_group(
+    group: str, status: Status, metrics: Mapping[str, float],
+    tags: Mapping[str, str] | None = None, artifacts: Path | None = None,
+) -> None:  # fmt: skip
+    """Say what came of the parts together; a folder's files go with it."""
+    uri = store_uri()
+    try:
+        with understood(uri):
+            client = MlflowClient(tracking_uri=uri)
+            for key, value in metrics.items():
+                client.log_metric(group, key, value)
+            for key, text in (tags or {}).items():
+                client.set_tag(group, key, text)
+            if artifacts is not None:
+                client.log_artifacts(group, str(artifacts))
+            client.set_terminated(group, STATUS[status])
+    except UsageError as error:
+        log.warning("%s; what came of all parts together is not told", error)
+
+
+def tag(run: Run, tags: Mapping[str, str]) -> None:
+    """Say something about a run."""
+    with contact(run) as (client, run_id):
+        for key, value in tags.items():
+            client.set_tag(run_id, key, value)
+
+
+def reopen(run: Run) -> None:
+    """Say that a run goes on."""
+    with contact(run) as (client, run_id):
+        with quick():
+            client.update_run(run_id, status=STATUS["running"])
+        now = {MLFLOW_RUN_NOTE: described.note(dataclasses.replace(run, status="running"))}
+        for key, value in {**now, **described.job_tags(run.job, run.dashboard)}.items():
+            client.set_tag(run_id, key, value)
+
+
+def finish(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True) -> bool:
+    """Say what came of a run: outcome, best metrics, and, if `files` are wanted, sample answers,
+    last checkpoint, the model.
+
+    A store that is away does not spoil the run: it returns False, and `flush` says it later. It may
+    be said again, too, by a run that was resumed.
+    """
+    if answers is not None:  # kept in the folder, for `flush`
+        _write_table(answers, run.folder / SAMPLES)
+    try:
+        with contact(run) as (client, run_id):
+            _finish(client, run_id, run, files)
+    except UsageError as error:
+        log.warning("%s; the end of run '%s' is not told yet", error, run.name)
+        return False
+    return True
+
+
+def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
+    with quick():
+        client.set_tag(run_id, MLFLOW_RUN_NOTE, described.note(run))
+    for path in (run.folder / RECORD, run.folder / runs.VOCABULARY, run.folder / SAMPLES):
+        if path.exists():
+            client.log_artifact(run_id, str(path))
+    if (run.folder / SAMPLES).exists():  # by this tag MLflow shows it as a table
+        table = json.dumps([{"path": SAMPLES, "type": "table"}])
+        client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, table)
+    checkpoint = checkpoints.newest(run.checkpoints)
+    if files and checkpoint is not None and run.training["track_checkpoint"]:
+        client.log_artifacts(run_id, str(checkpoint), f"checkpoints/{checkpoint.name}")
+    if run.error:
+        client.set_tag(run_id, "error", run.error)
+    if run.result.get("best_step") is not None:
+        client.set_tag(run_id, "best_step", run.result["best_step"])
+    model_id = log_model(client, run_id, run) if files and run.model.is_dir() else None
+    _log_best(client, run_id, run, model_id)
+    client.set_terminated(run_id, STATUS[run.status])
+
+
+def _log_best(client: MlflowClient, run_id: str, run: Run, model_id: str | None) -> None:
+    step, now = run.result.get("best_step") or 0, described.milliseconds()
+    best = {f"best_{name}": value for name, value in run.result.get("metrics", {}).items()}
+    metrics = []
+    for metric in described.metrics_of(best, now, step, model_id):
+        # At the time of the first time, what is said again does not count twice.
+        known = {m.step: m.timestamp for m in client.get_metric_history(run_id, metric.key)}
+        when = known.get(step, now)
+        metrics.append(Metric(metric.key, metric.value, when, step, model_id=model_id))
+    client.log_batch(run_id, metrics=metrics)
+
+
+def _write_table(frame: pl.DataFrame, path: Path) -> None:
+    """As `MlflowClient.log_table` would, which appends where a run finishes a second time."""
+    frame = frame.with_columns(cs.by_dtype(pl.List(pl.String)).list.join("\n"))
+    content = {"columns": frame.columns, "data": frame.rows()}
+    path.write_text(json.dumps(content, default=str), encoding="utf-8")
+
+
+def log_evaluation(
+    run: Run, split: str, decode: str, metrics: Mapping[str, float | None], answers: Path
+) -> None:
+    """Add the metrics and the answers of `attune evaluate` to a run.
+
+    `test/bleu` is of greedy answers, `test-beam/bleu` of beam search's: both can be looked at.
+    """
+    group = split if decode == "greedy" else f"{split}-{decode}"
+    named = {f"{group}/{name}": value for name, value in metrics.items()}
+    step, now = run.result.get("best_step") or 0, described.milliseconds()
+    with contact(run) as (client, run_id):
+        with quick():
+            client.set_tag(run_id, f"{group}/decode", decode)
+        client.log_batch(run_id, metrics=list(described.metrics_of(named, now, step)))
+        client.log_artifact(run_id, str(answers), "answers")
+
+
+def log_picture(run: Run, path: Path, metrics: Mapping[str, float]) -> None:
+    """Add a picture, and what it shows in numbers, to a run."""
+    step, now = run.result.get("best_step") or 0, described.milliseconds()
+    with contact(run) as (client, run_id):
+        client.log_batch(run_id, metrics=list(described.metrics_of(metrics, now, step)))
+        client.log_artifact(run_id, str(path), "pictures")
+
+
+def flush(run: Run, timeout: float) -> int:
+    """Send what a past run left behind; returns the number of lines that are still not sent."""
+    with Sender(run) as sender:
+        left = sender.close(timeout)
+    if not left and run.status != "running":
+        with contact(run) as (client, run_id):
+            known = client.get_run(run_id).info.status
+        if known == STATUS["running"]:  # the store was away when the run ended
+            finish(run)
+    return left

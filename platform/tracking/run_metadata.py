@@ -1,0 +1,164 @@
+"""A run in MLflow's terms: tags, parameters, data sets, metrics, and a note for people."""
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_GIT_COMMIT, MLFLOW_SOURCE_NAME
+
+from attune.platform.core.settings import find_variant
+from attune.platform.runs.record import Run
+
+LONGEST_VALUE = 500
+PACKAGES = ("attune", "torch", "ray", "deepspeed", "mlflow", "polars")
+
+
+def tags_of(run: Run) -> dict[str, str]:
+    """What runs are searched by."""
+    tags = {
+        MLFLOW_GIT_COMMIT: run.commit,
+        MLFLOW_SOURCE_NAME: run.command,
+        "variant": run.variant,
+        "data_hash": run.data["hash"],
+        **job_tags(run.job, run.dashboard),
+    }
+    harvest = run.data.get("harvest")
+    return {**tags, "harvest_hash": harvest["hash"]} if harvest else tags
+
+
+def job_tags(job: str, dashboard: str) -> dict[str, str]:
+    """The Ray job that a run or sweep is in; by its metadata the job knows the run or sweep."""
+    told = {"ray_job": job, "ray_dashboard": dashboard}
+    return {key: value for key, value in told.items() if value}
+
+
+def system(name: str) -> str:
+    """A variant in words."""
+    variant, fixed = find_variant(name)
+    reduced = ", ".join(f"{key}={text(value)}" for key, value in fixed.items())
+    ablation = f", reduced by {reduced}" if reduced else ""
+    return f"**{variant.system}**{ablation} ({variant.paper})"
+
+
+def note(run: Run) -> str:
+    """What MLflow shows above all else."""
+    data = run.data
+    harvest = data.get("harvest")
+    return "\n".join(
+        [
+            system(run.variant),
+            "",
+            f"- Command: `{run.command}`",
+            f"- Data: {data['name']}, hash {data['hash'][:12]}, in {data['folder']}",
+            *(
+                [f"- Unpaired text: hash {harvest['hash'][:12]}, in {harvest['folder']}"]
+                if harvest
+                else []
+            ),
+            f"- Preset {run.preset}, seed {run.seed}, workers: {run.workers}, ZeRO {run.zero}",
+            f"- Outcome: {outcome(run)}",
+        ]
+    )
+
+
+def outcome(run: Run) -> str:
+    """What came of a run, in a line."""
+    if run.status == "running":
+        return "still running"
+    result = run.result
+    parts: list[str] = [f"{run.status}: {run.error}" if run.error else run.status]
+    if "steps" in result:
+        parts.append(f"{result['steps']:,} steps in {result['seconds']:,.0f} s")
+    if result.get("best_step") is not None:
+        metrics = result.get("metrics", {}).items()
+        best = ", ".join(f"{name} {value:.4g}" for name, value in metrics if value is not None)
+        parts.append(f"best at step {result['best_step']:,}: {best}")
+    return "; ".join(parts)
+
+
+def params(run: Run) -> dict[str, str]:
+    """Settings by the names of `--set`, and what else was asked for by the names of its options."""
+    asked = {
+        "preset": run.preset,
+        "seed": run.seed,
+        "workers": run.workers,
+        "zero": run.zero,
+        "max_steps": run.max_steps,
+        "max_minutes": run.max_minutes,
+        "data": run.data["name"],
+        "init": run.init,
+    }
+    settings = {**run.training, **run.config, **asked}
+    return {key: text(value) for key, value in _flat(settings)}
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def text(value: Any) -> str:
+    """As it is typed after `--set`, as much of it as MLflow keeps."""
+    if value is None:
+        return "none"
+    return (value if isinstance(value, str) else json.dumps(value))[:LONGEST_VALUE]
+
+
+def datasets(run: Run, manifest: Mapping[str, Any]) -> Iterator[DatasetInput]:
+    """The data that a run learns from, and the unpaired text beside them."""
+    counts = {name: split["samples"] for name, split in manifest.get("splits", {}).items()}
+    yield _dataset(
+        run.data["name"], run.data, {"num_rows": counts.get("train"), "samples": counts}, "training"
+    )
+    if harvest := run.data.get("harvest"):
+        threshold = {"threshold": run.config["harvest_threshold"]}
+        yield _dataset(Path(harvest["folder"]).name, harvest, threshold, "unpaired")
+
+
+def _dataset(
+    name: str, data: Mapping[str, Any], profile: Mapping[str, Any], context: str
+) -> DatasetInput:
+    dataset = Dataset(
+        name=name,
+        digest=data["hash"][:12],
+        source_type="local",
+        source=json.dumps({"uri": data["folder"]}),
+        profile=json.dumps(profile),
+    )
+    return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])
+
+
+def environment() -> dict[str, Any]:
+    """What a run is computed with."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def metrics_of(
+    values: Mapping[str, float | None], when: int, step: int, model_id: str | None = None
+) -> Iterator[Metric]:
+    """Numbers of one step; what is none is left out."""
+    for key, value in values.items():
+        if isinstance(value, int | float):
+            # MLflow would store the largest number for infinity, which flattens its chart.
+            finite = value if math.isfinite(value) else math.nan
+            yield Metric(key, finite, when, step, model_id=model_id)
+
+
+def milliseconds() -> int:
+    """Now, as MLflow counts."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,413 @@
+"""From what a user asks for to a run's folder, and from the folder to what a worker trains."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from safetensors.torch import load_file
+
+from attune.models.base import (
+    CONTEXTS,
+    FOLLOWED,
+    PAIRED,
+    RESPONSES,
+    Annotator,
+    Needs,
+    Variant,
+)
+from attune.platform.batching.encoding import Columns, followed, unpaired
+from attune.platform.core.commit import commit
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.data import bundled
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.data.prepare import LEXICON, TOKENS, find_data, read_manifest, read_samples
+from attune.platform.enrichment import causes as annotating
+from attune.platform.enrichment import filters as selecting
+from attune.platform.enrichment import labels as labelling
+from attune.platform.enrichment import unpaired as harvesting
+from attune.platform.runs import log as logs
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+from attune.platform.runs.record import Run
+from attune.platform.text import subwords
+from attune.platform.text.encoders import locate
+from attune.platform.text.lexicons import Lexicon
+from attune.platform.text.subwords import Subwords
+from attune.platform.text.vocabulary import Vocabulary
+from attune.platform.text.word_vectors import load_word_vectors
+from attune.platform.training import engine
+from attune.platform.training.settings import TrainingConfig, configure
+
+
+def new_run(
+    variant: str,
+    *,
+    data: str = "bundled",
+    preset: str = "small",
+    changes: Mapping[str, Any] | None = None,
+    init: str | None = None,
+    workers: int = 1,
+    zero: int | None = None,
+    seed: int = 0,
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    name: str | None = None,
+) -> Run:
+    """Check all that was asked for, then make the run's folder with its vocabulary."""
+    config, training = configure(variant, preset, changes)
+    deepspeed, stage = _deepspeed(training, zero)
+    check_zero(find_variant(variant)[0], variant, stage)
+    first = None if init is None else store.find(init)
+    if first is not None and not first.model.is_dir():
+        raise UsageError(f"run '{first.name}' has no model to begin with yet")
+    if training.word_vectors and not Path(training.word_vectors).is_file():
+        raise UsageError(f"word_vectors={training.word_vectors}: there is no such file")
+    folder = find_data(data)
+    manifest = read_manifest(folder)
+    needs = find_variant(variant)[0].needs_with(config)
+    _check_needs(find_variant(variant)[0], variant, config, folder)
+    lexicon, notice = None, ""
+    if runs.needs_lexicon(needs):
+        lexicon, notice = _lexicon(training, needs, folder)
+    labeller = None
+    if runs.CONTEXT_LABELS in needs.columns:
+        labeller, notice = _labeller(training, manifest)
+    data_name = data if data == "bundled" else folder.name
+    name = name or store.new_name(variant, data_name)
+    store.check_name(name)
+    run = Run(
+        name=name,
+        folder=store.folder_of_runs() / name,
+        variant=variant,
+        preset=preset,
+        config=dataclasses.asdict(config),
+        training=dataclasses.asdict(training),
+        data={
+            "name": data_name,
+            "folder": str(folder.absolute()),
+            "hash": manifest["hash"],
+            **_harvest(needs, config),
+        },
+        seed=seed,
+        workers=workers,
+        zero=stage,
+        max_steps=max_steps,
+        max_minutes=max_minutes,
+        init=None if first is None else str(first.model),
+        command=" ".join(["attune", *sys.argv[1:]]),
+        commit=commit(),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        notice=notice,
+        **logs.job(),
+    )
+    if (run.folder / store.RECORD).exists():
+        raise UsageError(
+            f"a run named '{name}' exists already: choose another --name, or go on with it by "
+            f"adding --resume"
+        )
+    run.folder.mkdir(parents=True, exist_ok=True)
+    if first is not None:
+        vocabulary = subwords.load(first.model / runs.VOCABULARY)
+    else:
+        vocabulary = _vocabulary(needs.tokenizer, training, folder, manifest["hash"])
+    vocabulary.save(run.folder / runs.VOCABULARY)
+    if lexicon is not None:
+        lexicon.save(run.folder / runs.LEXICON)
+    if labeller is not None:
+        runs.keep_labeller(labeller, run.folder)
+    if deepspeed:
+        engine.keep_settings(deepspeed, run.folder)
+    run.write()
+    return run
+
+
+def _deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[str, Any], int]:
+    """What a file of DeepSpeed's settings says, and the ZeRO stage, from there or asked for."""
+    if training.deepspeed is None:
+        return {}, zero or 0
+    found = engine.read_settings(training.deepspeed)
+    stage = found.get(engine.ZERO, {}).get("stage", zero or 0)
+    if zero not in (None, stage):
+        raise UsageError(
+            f"--zero {zero}, but deepspeed={training.deepspeed} says stage {stage}: leave one out"
+        )
+    return found, stage
+
+
+def _vocabulary(kind: str, training: TrainingConfig, folder: Path, data_hash: str) -> Vocabulary:
+    """The words of a corpus, or their subwords, as a variant wants it."""
+    if kind == "words":
+        return _words_of(
+            folder, data_hash, training.vocabulary, training.min_count, training.vocabulary_size
+        )
+    if training.tokenizer is not None:
+        return Subwords.read(Path(training.tokenizer))
+    return _subwords_of(folder, data_hash, training.vocabulary_size or subwords.SIZE)
+
+
+@functools.lru_cache(4)
+def _words_of(
+    folder: Path, data_hash: str, column: str, min_count: int, max_size: int | None
+) -> Vocabulary:
+    """The words of data with this content; the runs of a sweep share it."""
+    assert data_hash, "what is kept is told apart by it"
+    return Vocabulary.build(
+        pl.read_parquet(folder / TOKENS),
+        column=column,
+        min_count=min_count,
+        max_size=max_size,
+        always=EMOTIONS,
+    )
+
+
+@functools.lru_cache(4)
+def _subwords_of(folder: Path, data_hash: str, size: int) -> Subwords:
+    assert data_hash, "what is kept is told apart by it"
+    samples = read_samples(folder, "train")
+    texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
+    return Subwords.learn(texts.drop_nulls().unique(maintain_order=True), size)
+
+
+def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
+    """Better to hear now what is missing than from a worker: the encoder that a variant reads with,
+    or the marks of causes or the labels that it learns from."""
+    needs = variant.needs_with(config)
+    if needs.encoder is not None:
+        locate(getattr(config, needs.encoder))
+    if issubclass(variant, Annotator) or needs.labels == "utterances":
+        runs.read_split(variant, folder, "train")
+    unpaired = {harvesting.FILE_OF[n] for n in needs.streams if n in harvesting.FILE_OF}
+    if unpaired and not config.harvest:
+        _check_own_texts(unpaired, name, config, folder)
+    if threshold := getattr(config, "emotionality_threshold", 0.0):
+        selecting.emotional(read_samples(folder, "train"), folder, threshold)
+    if runs.CONTEXT_LABELS in needs.columns:
+        for split in ("train", "valid"):
+            runs.check_labels(needs, read_samples(folder, split), f"{folder}, {split}")
+    if runs.CAUSES not in needs.columns:
+        return
+    for split in ("train", "valid"):
+        samples = read_samples(folder, split)
+        if threshold := getattr(config, "cause_threshold", 0.0):
+            samples = annotating.surer(samples, folder, split, threshold)
+        if not samples["context_causes"].explode().count():
+            raise DataError(
+                f"{folder}: no utterance in {split} is marked as a cause or not, which '{name}' "
+                f"learns from: mark them with 'attune annotate cause RUN --data {folder}', RUN "
+                f"being an annotator"
+            )
+
+
+def _check_own_texts(streams: set[str], name: str, config: Any, folder: Path) -> None:
+    """Without a harvest the data must have unpaired texts, which nothing can be chosen from."""
+    if config.harvest_threshold != type(config).harvest_threshold:
+        raise UsageError(
+            f"harvest_threshold={config.harvest_threshold}: only a harvest's texts have "
+            f"probabilities: name one with --set harvest=DIR"
+        )
+    if missing := streams - set(read_manifest(folder)["splits"]):
+        raise UsageError(
+            f"'{name}' learns from unpaired text too, and {folder} has no '{min(missing)}': make "
+            f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
+            f"with --set harvest=DIR"
+        )
+
+
+def _harvest(needs: Needs, config: Any) -> dict[str, Any]:
+    """Where unpaired text comes from, if not from the data, and what it is."""
+    if not set(needs.streams) & set(harvesting.FILE_OF) or not config.harvest:
+        return {}
+    folder = Path(config.harvest)
+    found = harvesting.check(folder)["hash"]
+    for stream in harvesting.FILE_OF:  # a threshold that keeps nothing is told at once
+        harvesting.read(folder, stream, config.harvest_threshold)
+    return {"harvest": {"folder": str(folder.absolute()), "hash": found}}
+
+
+def _lexicon(training: TrainingConfig, needs: Needs, folder: Path) -> tuple[Lexicon, str]:
+    """The emotion words a run reads, and what to say where they are not the data's own."""
+    lexicon, notice = _words(training.lexicon, folder)
+    if not needs.intensity:
+        return lexicon, notice
+    if training.valence_arousal is not None:
+        return lexicon.valued(Path(training.valence_arousal)), ""
+    ask = "name NRC-VAD with --set valence_arousal=FILE"
+    if not lexicon.valence_arousal:
+        raise UsageError(f"lexicon={training.lexicon} has no valence and arousal: {ask}")
+    few = f"only {len(lexicon.valence_arousal)} words have valence and arousal: {ask}"
+    return lexicon, few if notice else ""
+
+
+def _labeller(training: TrainingConfig, manifest: Mapping[str, Any]) -> tuple[Path | None, str]:
+    """The folder of the model that labels what a run is told, and what to say where none does."""
+    if training.labeller is not None:
+        run = store.find(training.labeller)
+        if find_variant(run.variant)[0].needs.labels != "utterances":
+            raise UsageError(f"labeller={training.labeller}: name a run of intent-classifier")
+        if not run.model.is_dir():
+            raise UsageError(f"labeller={training.labeller}: '{run.name}' has no model yet")
+        return run.model, ""
+    name = manifest.get(labelling.NAME, {}).get("run")
+    for run in store.all_runs():
+        if run.name == name and run.model.is_dir():
+            return run.model, ""
+    return None, (
+        "when it answers, what it is told has no labels: name a run of intent-classifier with "
+        "--set labeller=RUN"
+    )
+
+
+def _words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
+    if path is not None:
+        return Lexicon.load(Path(path)), ""
+    if (folder / LEXICON).is_file():
+        return Lexicon.load(folder / LEXICON), ""
+    small = bundled.lexicon()
+    return small, (
+        f"emotion words are the {len(small.words)} of the bundled corpus, and adjectives: name "
+        f"NRC's lexicon with --set lexicon=FILE"
+    )
+
+
+def begun(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
+    """The run to go on with: the one of that name, or the variant's latest that has not finished.
+
+    Limits and the number of workers may be other than before; the rest is what it was begun with.
+    """
+    if name is None:
+        open_runs = [r for r in store.all_runs() if r.variant == variant and r.status != "finished"]
+        if not open_runs:
+            return None
+        run = open_runs[-1]
+    elif (store.folder_of_runs() / name / store.RECORD).is_file():
+        run = store.find(name)
+    else:
+        return None
+    if run.status == "finished":
+        raise UsageError(
+            f"run '{run.name}' is finished: begin a new one, with its weights by --init {run.name}"
+        )
+    _check_same(run, variant, asked)
+    limits = ("workers", "max_steps", "max_minutes")
+    return run.changed(**{key: asked[key] for key in limits if key in asked})
+
+
+def _check_same(run: Run, variant: str, asked: Mapping[str, Any]) -> None:
+    was: dict[str, Any] = {
+        "variant": run.variant, "preset": run.preset, "seed": run.seed, "zero": run.zero,
+        **run.config, **run.training,
+    }  # fmt: skip
+    config, training = configure(run.variant, run.preset, asked.get("changes"))
+    typed = {**dataclasses.asdict(config), **dataclasses.asdict(training)}
+    wanted = {key: typed[key] for key in asked.get("changes", {})}
+    wanted.update({key: asked[key] for key in ("preset", "seed", "zero") if key in asked})
+    for key, value in {"variant": variant, **wanted}.items():
+        if was[key] != value:
+            raise UsageError(
+                f"run '{run.name}' was begun with {key}={was[key]}, not {value}: leave it out to "
+                f"go on, or begin a new run under another --name"
+            )
+
+
+def check_zero(variant: type[Variant], name: str, zero: int) -> None:
+    """ZeRO 3 takes weights apart and puts them together around a module's own forward only."""
+    if zero == 3 and not variant.zero_3:
+        raise UsageError(
+            f"'{name}' cannot be trained with --zero 3: some of its weights are used outside the "
+            f"modules that own them (shared with the output layer, say); use --zero 0, 1 or 2"
+        )
+
+
+def model_of(run: Run) -> runs.Model:
+    """The model a run begins with."""
+    vocabulary = subwords.load(run.folder / runs.VOCABULARY)
+    variant, _ = find_variant(run.variant)
+    training = TrainingConfig(**run.training)
+    vectors = (
+        load_word_vectors(Path(training.word_vectors), vocabulary, seed=run.seed)
+        if training.word_vectors
+        else None
+    )
+    config = with_changes(variant.Config(), run.config)
+    reads = runs.needs_lexicon(variant.needs_with(config))
+    model = runs.build(
+        run.variant,
+        config,
+        vocabulary,
+        runs.labels_of(variant.needs),
+        vectors=vectors,
+        lexicon=Lexicon.load(run.folder / runs.LEXICON) if reads else None,
+        max_context=training.max_context,
+        labeller=runs.labeller_in(run.folder),
+        seed=run.seed,
+    )
+    if run.init is not None:
+        begin_with(model.variant, Path(run.init))
+    return model
+
+
+def begin_with(variant: Variant, folder: Path) -> None:
+    """Take over the weights of another model that have the same name and shape."""
+    given = load_file(folder / runs.WEIGHTS)
+    own = variant.state_dict()
+    shared = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
+    if not shared:
+        raise UsageError(f"--init {folder}: none of its weights fit this variant")
+    variant.load_state_dict(shared, strict=False)
+
+
+def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
+    """The streams a variant trains on, and the paired samples it is judged by."""
+    folder = _unchanged(run, run.data)
+    valid = model.columns(_learned_from(model.variant, folder, "valid"))
+    paired = model.columns(_learned_from(model.variant, folder, "train"))
+    streams: dict[str, Columns] = {PAIRED: paired}
+    for name in model.variant.needs_with(model.variant.config).streams:
+        if name == FOLLOWED:
+            streams[name] = followed(paired)
+            if not len(streams[name]["index"]) or not len(followed(valid)["index"]):
+                raise DataError(
+                    f"{folder}: no response in train, or none in valid, is answered by the "
+                    f"speaker: '{run.variant}' learns from such answers, and needs other data"
+                )
+        elif name in (CONTEXTS, RESPONSES):
+            streams[name] = unpaired(model.columns(_texts(run, model.variant.config, name)), name)
+    return streams, valid
+
+
+def _learned_from(variant: Variant, folder: Path, split: str) -> pl.DataFrame:
+    """The samples of train or valid, as a variant's thresholds want them: with the marks of causes
+    that are sure enough; and train's of the emotional dialogs alone."""
+    samples = runs.read_split(variant, folder, split)
+    threshold = getattr(variant.config, "cause_threshold", 0.0)
+    if threshold and runs.CAUSES in variant.needs_with(variant.config).columns:
+        samples = annotating.surer(samples, folder, split, threshold)
+    threshold = getattr(variant.config, "emotionality_threshold", 0.0)
+    if threshold and split == "train":
+        samples = selecting.emotional(samples, folder, threshold)
+    return samples
+
+
+def _texts(run: Run, config: Any, stream: str) -> pl.DataFrame:
+    """Unpaired text: a harvest's, where one is named, else the data's own."""
+    if "harvest" not in run.data:
+        return read_samples(Path(run.data["folder"]), harvesting.FILE_OF[stream])
+    return harvesting.read(_unchanged(run, run.data["harvest"]), stream, config.harvest_threshold)
+
+
+def _unchanged(run: Run, data: Mapping[str, Any]) -> Path:
+    """A folder that a run learns from, which must be what it was when the run began."""
+    folder = Path(data["folder"])
+    found = read_manifest(folder)["hash"]
+    if found != data["hash"]:
+        raise UsageError(
+            f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
+            f"{data['hash'][:12]}): prepare it as it was, or begin a new run"
+        )
+    return folder

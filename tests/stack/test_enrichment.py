@@ -1,0 +1,115 @@
+"""Annotators and classifiers label whole corpora, through real Ray."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+import ray
+
+from attune.platform.data.conversations import UNPAIRED
+from attune.platform.data.prepare import MANIFEST, read_manifest, read_samples
+from attune.platform.enrichment import causes as annotating
+from attune.platform.enrichment import classifier as classifying
+from attune.platform.enrichment import unpaired as harvesting
+from attune.platform.runs import model as runs
+from attune.platform.training import setup as start
+from attune.platform.training.loop import Worker
+from attune.platform.training.worker import train
+from tests.golden.interface import assert_json_keys
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+BIN = Path(sys.executable).parent
+
+
+def attune(*arguments):
+    done = subprocess.run(
+        [BIN / "attune", *map(str, arguments), "--json"],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert_json_keys(arguments, output)
+    return output
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(prepared, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    (home / "data").mkdir()
+    (home / "data" / "bundled").symlink_to(prepared)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ATTUNE_HOME", str(home))
+        context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        patched.setenv("RAY_ADDRESS", context.address_info["address"])
+        yield
+        ray.shutdown()
+
+
+def trained(variant, name, encoder, steps):
+    """A run that was trained in this process: to start Ray Train takes longer than all the rest."""
+    run = start.new_run(
+        variant, name=name, preset="tiny", changes={"encoder": str(encoder)}, max_steps=steps
+    )
+    assert train(run, Worker())
+    result = json.loads((run.folder / "result.json").read_text())
+    return run.changed(status="finished", result=result)
+
+
+def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_path):
+    run = trained("cause-annotator", "marker", tiny_encoder, 10)
+    assert {"valid_loss", "valid_cause", "valid_accuracy"} <= set(run.result["metrics"])
+
+    model = runs.load(run.model)
+    samples = read_samples(prepared, "valid")
+    probabilities = annotating.probabilities(model, samples)
+    threshold = float(probabilities.explode().median())
+    out = tmp_path / "marked"
+    made = attune(
+        "annotate", "cause", "marker", "--data", "bundled", "--out", out, "--threshold", threshold,
+        "--replace",
+    )  # fmt: skip
+    assert made["hash"] == read_manifest(out)["hash"] != read_manifest(prepared)["hash"]
+    assert made["splits"] == read_manifest(prepared)["splits"]
+    assert read_samples(out, "train").height > 2 * annotating.ROWS_OF_A_SHARD  # several tasks
+    marked = read_samples(out, "valid")
+    # Marks near the threshold may fall to either side: another process adds up in another order.
+    far = probabilities.list.eval((pl.element() - threshold).abs() > 1e-4).explode()
+    expected = probabilities.list.eval(pl.element() >= threshold).explode()
+    assert far.mean() > 0.9
+    assert marked["context_causes"].explode().filter(far).equals(expected.filter(far))
+    assert marked.drop("context_causes").equals(samples.drop("context_causes"))
+    assert {path.name for path in out.iterdir()} == {*read_manifest(out)["contents"], MANIFEST}
+    assert not list(tmp_path.glob(".*"))  # nothing is left of the work
+
+
+def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, tmp_path):
+    run = trained("emotion-classifier", "teller", tiny_encoder, 30)
+    terms = {"valid_context", "valid_response", "valid_emotion_accuracy"}
+    assert terms <= set(run.result["metrics"])
+
+    out = tmp_path / "harvest"
+    command = ("data", "harvest", "teller", "--source", prepared, "--out", out)
+    made = attune(*command, "--threshold", 0)
+    assert made["hash"] == read_manifest(out)["hash"]
+    splits = read_manifest(prepared)["splits"]
+    pairs = sum(splits[split]["samples"] for split in ("train", "valid", "test"))
+    assert pairs > 2 * harvesting.ROWS_OF_A_SHARD  # several tasks
+    assert made["streams"]["contexts"]["kept"] == made["streams"]["contexts"]["texts"] == pairs
+    samples = read_samples(prepared, "test").tail(20)
+    assert made["harvest"]["temperature"] == classifying.temperatures(run)
+    model = runs.load(run.model)
+    for kind, stream in zip(classifying.KINDS, UNPAIRED, strict=True):
+        found = read_samples(out, stream).tail(20)
+        best = classifying.log_probabilities(model, samples, kind).argmax(axis=1)
+        emotions = pl.Series([model.variant.facts.emotions[number] for number in best])
+        assert found[kind].to_list() == samples[kind].to_list()
+        # Another process adds up in another order: the likeliest may be one of two equals.
+        assert (found["emotion"] == emotions).mean() > 0.9
+    again = attune(*command, "--threshold", 0.5)
+    assert again["hash"] == made["hash"]
+    assert again["streams"]["responses"]["kept"] < pairs
+    assert not list(tmp_path.glob(".*"))  # nothing is left of the work

@@ -1,0 +1,199 @@
+"""Batches: nothing lost or doubled, the same by seed, shards that add up, resumable anywhere."""
+
+import itertools
+import threading
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from attune.platform.batching.encoding import Layout, Position, Ragged, Stream, encode
+from attune.platform.core.errors import DataError
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.data.prepare import read_samples
+from attune.platform.data.samples import SAMPLES
+from attune.platform.text.vocabulary import Vocabulary
+
+
+def one_sample(**given):
+    row = {
+        "conversation_id": "x",
+        "context_tokens": ["hello there", "what happened ?"],
+        "context_roles": ["speaker", "listener"],
+        "response_tokens": "oh no",
+        "emotion": "sad",
+    }
+    return pl.DataFrame([{**dict.fromkeys(SAMPLES), **row, **given}], schema=SAMPLES)
+
+
+def words(vocabulary, ragged):
+    return [vocabulary.tokens[number] for number in ragged.values]
+
+
+@pytest.fixture(scope="module")
+def small():
+    tokens = ["hello", "there", "what", "happened", "?", "oh", "no"]
+    return Vocabulary.build(pl.DataFrame({"token": tokens, "train": [1] * len(tokens)}))
+
+
+def test_encoding_lays_out_the_context(small):
+    encoded = encode(one_sample(), small, emotions=["proud", "sad"])
+    assert words(small, encoded["context"]) == ["<cls>", "hello", "there", "what", "happened", "?"]
+    roles = ["<cls>", *["<speaker>"] * 2, *["<listener>"] * 3]
+    assert words(small, encoded["context_roles"]) == roles
+    assert encoded["context_turns"].values.tolist() == [0, 1, 1, 2, 2, 2]
+    assert words(small, encoded["response"]) == ["oh", "no", "<eos>"]
+    assert encoded["next_turn"].lengths.tolist() == [0]
+    assert encoded["emotion"].tolist() == [1]
+
+
+def test_encoding_options(small):
+    layout = Layout(separators=True, max_context=5)
+    encoded = encode(one_sample(next_turn_tokens="no"), small, layout=layout)
+    assert words(small, encoded["context"]) == ["<cls>", "<sep>", "what", "happened", "?", "<sep>"]
+    assert encoded["context_turns"].values.tolist() == [0, 1, 2, 2, 2, 2]
+    assert words(small, encoded["next_turn"]) == ["no", "<eos>"]
+    assert encoded["emotion"].tolist() == [-1]
+
+
+def test_encoding_takes_unpaired_text(prepared, vocabulary):
+    contexts = encode(read_samples(prepared, "unpaired_contexts"), vocabulary, emotions=EMOTIONS)
+    assert contexts["response"].lengths.sum() == 0
+    responses = encode(read_samples(prepared, "unpaired_responses"), vocabulary, emotions=EMOTIONS)
+    assert set(responses["context"].lengths) == {1}
+    assert responses["response"].lengths.min() > 1
+
+
+def test_an_emotion_outside_the_labels_is_an_error(small):
+    with pytest.raises(DataError, match="unknown emotion 'sad'"):
+        encode(one_sample(), small, emotions=["proud"])
+
+
+def test_encoding_gives_back_every_text(prepared, vocabulary, columns):
+    samples = read_samples(prepared, "train")
+    rows = np.arange(samples.height)
+    table = columns["response"].padded(rows)
+    for row in (0, 17, samples.height - 1):
+        assert " ".join(vocabulary.decode(table[row].tolist())) == samples["response_tokens"][row]
+        context = columns["context"].padded(np.array([row]))[0].tolist()
+        joined = " ".join(samples["context_tokens"][row])
+        assert " ".join(vocabulary.decode(context)) == joined
+
+
+def test_padding():
+    ragged = Ragged(np.array([1, 2, 3, 4]), np.array([1, 0, 3]))
+    assert ragged.padded(np.array([2, 0, 1])).tolist() == [[2, 3, 4], [1, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(("size", "by"), [(16, "samples"), (1500, "tokens")])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_epoch_has_each_sample_once_whatever_the_ranks(columns, size, by, world_size):
+    streams = [
+        Stream(columns, size=size, by=by, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    seen: list[int] = []
+    for parts in zip(*(stream.epoch(2) for stream in streams), strict=True):
+        rows = [part["index"] for part in parts]
+        assert all(len(row) for row in rows)
+        assert sum(map(len, rows)) == pytest.approx(parts[0].samples * world_size)
+        tokens = sum(int((part["response"] != 0).sum()) for part in parts)
+        assert tokens == pytest.approx(parts[0].tokens * world_size)
+        assert parts[0].tokens == parts[-1].tokens
+        seen.extend(torch.cat(rows).tolist())
+    assert sorted(seen) == list(range(len(columns["response"])))
+
+
+def test_global_batches_do_not_depend_on_the_ranks(columns):
+    plans = [Stream(columns, size=16, world_size=n).plan(0) for n in (1, 4)]
+    assert all(np.array_equal(one, other) for one, other in zip(*plans, strict=True))
+
+
+def test_seed_and_epoch_decide_the_order(columns):
+    def order(seed, epoch):
+        return np.concatenate(Stream(columns, size=16, seed=seed).plan(epoch)).tolist()
+
+    assert order(0, 0) == order(0, 0)
+    assert order(0, 0) != order(0, 1)
+    assert order(0, 0) != order(1, 0)
+
+
+@pytest.mark.parametrize(("size", "by"), [(16, "samples"), (1500, "tokens")])
+def test_going_on_anywhere_equals_never_having_stopped(columns, size, by):
+    stream = Stream(columns, size=size, by=by, seed=3)
+    steps = len(stream.plan(0)) + 5
+    whole = list(itertools.islice(stream.batches(), steps + 3))
+    for stop in (1, len(stream.plan(0)) - 1, len(stream.plan(0)), steps):
+        fresh = Stream(columns, size=size, by=by, seed=3)
+        assert fresh.position(stop) == whole[stop - 1].following
+        resumed = itertools.islice(fresh.batches(whole[stop - 1].following), 3)
+        for loaded, expected in zip(resumed, whole[stop : stop + 3], strict=True):
+            assert loaded.following == expected.following
+            for name, tensor in loaded.batch.tensors.items():
+                assert torch.equal(tensor, expected.batch[name])
+
+
+def test_resuming_makes_no_batch_of_the_past(columns, monkeypatch):
+    made = []
+    real = Stream._load
+    monkeypatch.setattr(Stream, "_load", lambda self, *a: made.append(a) or real(self, *a))
+    stream = Stream(columns, size=16, prefetch=2)
+    next(stream.batches(Position(epoch=5, batch=100)))
+    assert len(made) <= 4
+
+
+def test_bucketing_pads_little_and_still_mixes(columns):
+    stream = Stream(columns, size=16)
+    real, padded = np.zeros(2), np.zeros(2)
+    lengths = []
+    for batch in stream.epoch():
+        both = (batch["context"], batch["response"])
+        real += [int((tokens != 0).sum()) for tokens in both]
+        padded += [tokens.numel() for tokens in both]
+        lengths.append(batch["response"].shape[1])
+    assert (real / padded > 0.85).all(), real / padded
+    # Short and long batches alternate: neighbours are not sorted.
+    assert np.abs(np.diff(lengths)).mean() > 2
+
+
+def test_token_batches_keep_their_budget(columns):
+    stream = Stream(columns, size=1500, by="tokens")
+    for batch in stream.epoch():
+        context, response = batch["context"], batch["response"]
+        assert context.numel() + response.numel() <= 1500
+
+
+def test_sample_batches_are_nearly_equal(columns):
+    sizes = {len(batch) for batch in Stream(columns, size=16).plan(0)}
+    assert max(sizes) == 16
+    assert min(sizes) >= 14
+
+
+def test_batches_to_be_answered_are_by_context(columns):
+    stream = Stream(columns, size=50, shuffle=False, by_context=True)
+    lengths = [int(batch["context"].shape[1]) for batch in stream.epoch()]
+    assert lengths == sorted(lengths)
+
+
+def test_too_few_samples_for_the_workers(columns):
+    few = {
+        name: Ragged(column.values[:3], np.array([1, 1, 1]))
+        if isinstance(column, Ragged)
+        else column
+        for name, column in columns.items()
+    }
+    with pytest.raises(DataError, match="3 samples cannot be shared by 4 workers"):
+        Stream(few, size=16, world_size=4)
+    with pytest.raises(DataError, match="a batch of 2 samples"):
+        Stream(columns, size=2, world_size=4)
+
+
+def test_an_error_in_the_thread_reaches_the_caller_and_no_thread_is_left(columns, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("broken batch")
+
+    monkeypatch.setattr(Stream, "_load", broken)
+    with pytest.raises(RuntimeError, match="broken batch"):
+        next(Stream(columns, size=16).batches())
+    assert not [t for t in threading.enumerate() if t.name.startswith("batches")]

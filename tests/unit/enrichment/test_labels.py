@@ -1,0 +1,339 @@
+"""The 41 labels: what the classifier learns from, whole corpora labelled, emotional dialogs."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from attune.models.base import Progress
+from attune.platform.core.errors import UsageError
+from attune.platform.core.settings import find_variant
+from attune.platform.data.conversations import SPLITS
+from attune.platform.data.labels import EMOTIONS, LABELS
+from attune.platform.data.prepare import (
+    MANIFEST,
+    prepare,
+    read_labelled,
+    read_manifest,
+    read_samples,
+)
+from attune.platform.data.samples import utterances
+from attune.platform.enrichment import classifier as classifying
+from attune.platform.enrichment import filters as selecting
+from attune.platform.enrichment import labels as labelling
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+from attune.platform.services import cluster
+from attune.platform.training import loop
+from attune.platform.training import setup as start
+from attune.platform.training.loop import Worker
+from tests.commands import refused, spoken
+
+WORDS = ("gone", "won", "here", "late", "ill", "home")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Dialogs without labels, the last turn of which is the speaker's."""
+    folder = tmp_path_factory.mktemp("talk")
+    lines = []
+    for number in range(24):
+        word = WORDS[number % 6]
+        texts = [f"My dog is {word}.", f"Oh, {word}?", f"Yes, {number}.", "I am sorry.", "Thanks."]
+        said = [
+            {"role": ("speaker", "listener")[turn % 2], "text": text}
+            for turn, text in enumerate(texts[: 2 + number % 4])
+        ]
+        split = ("train", "train", "valid", "test")[number % 4]
+        lines.append(json.dumps({"id": f"c{number:02d}", "split": split, "utterances": said}))
+    (folder / "talk.jsonl").write_text("\n".join(lines))
+    prepare(str(folder / "talk.jsonl"), folder / "data")
+    return folder / "data"
+
+
+@pytest.fixture
+def home(home_with, build):
+    """A home with a classifier of utterances that is fitted, one of emotions, and a talker."""
+    models = {name: build(name) for name in ("intent-classifier", "emotion-classifier", "dummy")}
+    home = home_with(models)
+    fitted = {"temperature": {"context": 0.2}}
+    (store.find("intent-classifier").model / classifying.CALIBRATION).write_text(json.dumps(fitted))
+    return home
+
+
+@pytest.fixture
+def build(vocabulary, tiny_encoder):
+    """As everywhere, but with the labels that a variant is trained with."""
+    from attune.platform.core.settings import find_variant
+    from attune.platform.training import settings
+
+    def make(name):
+        needs = find_variant(name)[0].needs
+        changes = {needs.encoder: str(tiny_encoder)} if needs.encoder else {}
+        config = settings.configure(name, "tiny", changes)[0]
+        return runs.build(name, config, vocabulary, runs.labels_of(needs))
+
+    return make
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Tasks run in this process; which files they made."""
+    done = []
+
+    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
+        for task in tasks:
+            done.append(task.file)
+            yield work(task)
+
+    monkeypatch.setattr(cluster, "run_tasks", run_tasks)
+    monkeypatch.setattr(labelling, "ROWS_OF_A_SHARD", 5)
+    return done
+
+
+def paired(folder):
+    return pl.concat([read_samples(folder, split) for split in SPLITS])
+
+
+def test_each_utterance_once(data):
+    told = utterances(read_samples(data, "train"))
+    assert told.select("conversation_id", "turn").is_duplicated().sum() == 0
+    one = told.filter(pl.col("conversation_id") == "c05")  # three turns
+    assert one["text"].to_list() == ["My dog is home.", "Oh, home?", "Yes, 5."]
+    assert one["role"].to_list() == ["speaker", "listener", "speaker"]
+    assert one["turn"].to_list() == [0, 1, 2]
+
+
+def test_labels_of_paired_data_teach_utterances(prepared):
+    found = read_labelled(prepared, "valid")
+    samples = read_samples(prepared, "valid")
+    assert found.schema == samples.schema
+    assert set(found["emotion"]) <= set(LABELS)
+    assert set(found["emotion"]) - set(EMOTIONS)  # intents, too
+    assert set(found["context"].list.len()) == {1}
+    assert found["response"].null_count() == found.height
+    for context, label, response, own in (
+        samples.head(20)
+        .select("context", "context_labels", "response", "response_label")
+        .iter_rows()
+    ):
+        told = set(found.select(pl.col("context").list.first(), "emotion").iter_rows())
+        assert {*zip(context, label, strict=True), (response, own)} <= told
+
+
+def test_data_without_labels_are_refused(data):
+    with pytest.raises(UsageError, match="no utterance of train has a label"):
+        read_labelled(data, "train")
+
+
+def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch, tiny_encoder):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
+    (tmp_path / "train.txt").write_text("17 <SEP> i am thankful\n38 <SEP> why?\n40 <SEP> ok.\n")
+    (tmp_path / "valid.txt").write_text("17 <SEP> so thankful\n40 <SEP> ok.\n")
+    prepare(str(tmp_path), tmp_path / "data")
+    run = start.new_run(
+        "intent-classifier", data=str(tmp_path / "data"), preset="tiny",
+        changes={"encoder": str(tiny_encoder)},
+    )  # fmt: skip
+    model = start.model_of(run)
+    assert model.variant.facts.emotions == LABELS
+    assert model.variant.output.out_features == 41
+    streams, valid = start.data_of(run, model)
+    assert streams["paired"]["emotion"].tolist() == [17, 38, 40]
+    [stage] = model.variant.stages()
+    found = loop.evaluate(model.variant, stage, valid, Worker())
+    assert {"valid_loss", "valid_context", "valid_emotion_accuracy"} <= set(found)
+    (tmp_path / "home").rename(tmp_path / "gone")
+
+
+def test_only_contexts_teach_it(build, batch):
+    variant = build("intent-classifier").variant
+    assert set(variant.losses({"paired": batch}, Progress())) == {"context"}
+    assert variant.stages()[0].updates[0].weights == {"context": 1.0}
+
+
+@pytest.fixture
+def made(home, here, data, tmp_path):  # noqa: ARG001
+    out = tmp_path / "out"
+    return out, labelling.annotate(store.find("intent-classifier"), data, out)
+
+
+def test_every_utterance_gets_its_distribution(made, data):
+    out, manifest = made
+    told = pl.read_parquet(out / labelling.FILE)
+    assert told.schema == labelling.TOLD
+    texts = pl.concat([utterances(read_samples(data, split)) for split in SPLITS])
+    assert told.select("conversation_id", "turn").equals(texts.select("conversation_id", "turn"))
+    probabilities = np.stack(told["probabilities"].to_list())
+    assert probabilities.shape == (texts.height, 41)
+    assert probabilities.sum(axis=1) == pytest.approx(np.ones(texts.height), abs=1e-5)
+    model = runs.load(store.find("intent-classifier").model)
+    alone = labelling.probabilities(model, texts[7], 0.2)
+    assert probabilities[7] == pytest.approx(alone[0], abs=1e-5)
+    assert manifest["emotions"]["labels"] == list(LABELS)
+    assert manifest["hash"] == read_manifest(out)["hash"] != read_manifest(data)["hash"]
+    assert sorted(p.name for p in out.iterdir()) == sorted([*manifest["contents"], MANIFEST])
+
+
+def test_samples_carry_the_likeliest_labels(made, data):
+    out, _ = made
+    told = pl.read_parquet(out / labelling.FILE)
+    best = {
+        (name, turn): LABELS[int(np.argmax(found))]
+        for name, turn, _, found in told.iter_rows()
+    }  # fmt: skip
+    samples = paired(out)
+    assert len(set(best.values())) > 1
+    for row in samples.iter_rows(named=True):
+        name, turns = row["conversation_id"], range(len(row["context"]))
+        assert row["context_labels"] == [best[name, turn] for turn in turns]
+        assert row["response_label"] == best[name, len(turns)]
+    others = ("context_labels", "response_label")
+    assert samples.drop(others).equals(paired(data).drop(others))
+    turns = (
+        read_samples(out, "train")
+        .group_by("conversation_id")
+        .agg(pl.col("turn").max() + 1)["turn"]
+        .sum()
+    )
+    assert read_labelled(out, "train").height == turns
+
+
+def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypatch):  # noqa: ARG001
+    run, out, tasks = store.find("intent-classifier"), tmp_path / "out", cluster.run_tasks
+    whole = labelling.annotate(run, data, tmp_path / "whole")
+    shards = len(here)
+    assert shards > 3
+
+    def dies(work, left, at_once=None):  # noqa: ARG001
+        yield from tasks(work, left[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "run_tasks", dies)
+    with pytest.raises(KeyboardInterrupt):
+        labelling.annotate(run, data, out)
+    assert not out.exists()
+    monkeypatch.setattr(cluster, "run_tasks", tasks)
+    del here[:]
+    counts = []
+    made = labelling.annotate(run, data, out, progress=counts.append)
+    assert len(here) == shards - 2
+    assert sum(counts) == paired(data).height
+    assert made["contents"] == whole["contents"]
+
+
+def test_what_cannot_be_labelled(made, data, prepared, tmp_path):
+    out, manifest = made
+    run = store.find("intent-classifier")
+    assert labelling.annotate(run, data, out) == manifest  # it is there already
+    with pytest.raises(UsageError, match="'emotion-classifier' labels no utterances"):
+        labelling.annotate(store.find("emotion-classifier"), data, tmp_path / "x")
+    with pytest.raises(UsageError, match="its source brings them"):
+        labelling.annotate(run, prepared, tmp_path / "x")
+    with pytest.raises(UsageError, match=r"'intent-classifier' has made them.*--replace"):
+        labelling.annotate(run, out, tmp_path / "x")
+    with pytest.raises(UsageError, match="is the data itself"):
+        labelling.annotate(run, data, data)
+
+
+def test_emotionality_is_the_share_of_the_32(made):
+    out, _ = made
+    told = pl.read_parquet(out / labelling.FILE)
+    found = selecting.emotionality(out)
+    assert found["emotionality"].is_sorted(descending=True)
+    assert found["utterances"].sum() == told.height
+    for name, _, emotional, count, label in found.iter_rows():
+        own = told.filter(pl.col("conversation_id") == name)
+        shares = [sum(row[:32]) for row in own["probabilities"]]
+        assert emotional == pytest.approx(np.mean(shares), abs=1e-6)
+        assert count == len(shares)
+        assert label == LABELS[int(np.argmax(own["probabilities"][-1].to_numpy()))]
+    shares = selecting.distribution(found, list(LABELS))
+    assert list(shares) == list(LABELS)
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_the_most_emotional_make_a_folder(made, data, tmp_path):
+    out, _ = made
+    every = selecting.emotionality(out)
+    manifest, chosen = selecting.select(out, tmp_path / "top", top=7)
+    assert chosen.equals(every.head(7))
+    kept = paired(tmp_path / "top")
+    assert set(kept["conversation_id"]) == set(chosen["conversation_id"])
+    wanted = pl.col("conversation_id").is_in(chosen["conversation_id"].implode())
+    assert kept.equals(paired(out).filter(wanted))
+    told = pl.read_parquet(tmp_path / "top" / labelling.FILE)
+    assert told.equals(pl.read_parquet(out / labelling.FILE).filter(wanted))
+    statistics = manifest["statistics"]
+    assert (statistics["dialogs"], statistics["turns"]) == (7, told.height)
+    least = float(every["emotionality"][6])
+    same, _ = selecting.select(out, tmp_path / "from", threshold=least)
+    assert same["hash"] == manifest["hash"]
+    selecting.select(out, tmp_path / "rest", top=7, rest=True)
+    assert paired(tmp_path / "rest").equals(paired(out).filter(~wanted))
+    with pytest.raises(UsageError, match="--rest leaves nothing"):
+        selecting.select(out, tmp_path / "x", top=1000, rest=True)
+    whole, _ = selecting.select(out, tmp_path / "all", top=1000)
+    assert pl.read_parquet(tmp_path / "all" / "tokens.parquet").equals(
+        pl.read_parquet(data / "tokens.parquet")
+    )
+    assert whole["splits"] == read_manifest(data)["splits"]
+    assert whole["hash"] == read_manifest(out)["hash"]
+
+
+def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
+    out, _ = made
+    samples = read_samples(out, "train")
+    every = selecting.emotionality(out).filter(split="train")
+    least = float(every["emotionality"].median())
+    kept = selecting.emotional(samples, out, least)
+    enough = every.filter(pl.col("emotionality") >= least)["conversation_id"]
+    assert 0 < kept["conversation_id"].n_unique() < samples["conversation_id"].n_unique()
+    assert set(kept["conversation_id"]) == set(enough)
+    variant = SimpleNamespace(
+        needs=find_variant("meed2")[0].needs, config=SimpleNamespace(emotionality_threshold=least)
+    )
+    assert start._learned_from(variant, out, "train").equals(kept)
+    assert start._learned_from(variant, out, "valid").equals(read_samples(out, "valid"))
+    with pytest.raises(UsageError, match=r"emotionality_threshold=0.999: no dialog of train"):
+        selecting.emotional(samples, out, 0.999)
+    with pytest.raises(UsageError, match="attune annotate emotions"):
+        start.new_run(
+            "meed2", data=str(data), preset="tiny", changes={"emotionality_threshold": "0.5"}
+        )
+
+
+def test_what_cannot_be_selected(made, data, tmp_path):
+    out, _ = made
+    for options in ({}, {"top": 3, "threshold": 0.5}):
+        with pytest.raises(UsageError, match="either --top N or --threshold"):
+            selecting.select(out, tmp_path / "x", **options)
+    with pytest.raises(UsageError, match=r"--threshold 1\.5 leaves nothing: the most emotional"):
+        selecting.select(out, tmp_path / "x", threshold=1.5)
+    with pytest.raises(UsageError, match="has no labels of utterances"):
+        selecting.select(data, tmp_path / "x", top=3)
+
+
+@pytest.mark.usefixtures("home", "here")
+def test_the_commands(call, data, prepared, tmp_path):
+    command = ("annotate", "emotions", "intent-classifier", "--data", data, "--out", "out")
+    done = spoken(call(*command, "--json"))
+    assert done["utterances"] == pl.read_parquet(tmp_path / "out" / labelling.FILE).height
+    assert 0 < done["emotionality"] < 1
+    chosen = spoken(call("data", "select", "out", "--top", "5", "--out", "best", "--json"))
+    assert chosen["statistics"]["dialogs"] == 5
+    assert chosen["emotionality"]["least"] >= done["emotionality"] - 0.5
+    assert "either --top N" in refused(call("data", "select", "out", "--out", "none"))
+    drawn = spoken(call("show", "labels", "best", "--out", "two.png", "--json"))
+    assert drawn["dialogs"] == 5
+    assert (tmp_path / "two.png").stat().st_size > 1000
+    evaluated = spoken(
+        call("evaluate", "intent-classifier", "--data", prepared, "--split", "test", "--json")
+    )
+    assert 0 <= evaluated["metrics"]["emotion_accuracy"] <= 1
+    assert not [name for name in evaluated["metrics"] if name.startswith("response_")]
+    assert "knows utterances alone" in refused(
+        call("data", "harvest", "intent-classifier", "--source", prepared, "--out", "h")
+    )

@@ -1,0 +1,384 @@
+"""Harvesting: unpaired texts with emotions, and the streams that are trained on."""
+
+import itertools
+import json
+import shutil
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from attune import models
+from attune.models.base import CONTEXTS, PAIRED, RESPONSES, Needs
+from attune.models.dummy import Dummy, DummyConfig
+from attune.platform.batching.encoding import Stream
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.data.conversations import UNPAIRED
+from attune.platform.data.prepare import MANIFEST, prepare, read_manifest, read_samples
+from attune.platform.enrichment import calibration
+from attune.platform.enrichment import classifier as classifying
+from attune.platform.enrichment import unpaired as harvesting
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+from attune.platform.services import cluster
+from attune.platform.training import loop
+from attune.platform.training import setup as start
+from attune.platform.training.loop import Worker
+from tests.commands import refused, spoken
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpairedConfig(DummyConfig):
+    harvest: str = ""
+    harvest_threshold: float = 0.6
+    alone: bool = False
+
+
+class Unpaired(Dummy):
+    """A stand-in for systems that learn from unpaired text."""
+
+    Config = UnpairedConfig
+    needs = Needs(streams=(PAIRED, CONTEXTS, RESPONSES))
+    presets: ClassVar = {"tiny": {}, "small": {}, "paper": {}}
+
+    @classmethod
+    def needs_with(cls, config):
+        return Needs() if config.alone else cls.needs
+
+    def stages(self):
+        [stage] = super().stages()
+        streams = self.needs_with(self.config).streams
+        return [type(stage)(**{**vars(stage), "streams": streams})]
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch):
+    monkeypatch.setitem(models.VARIANTS, "unpaired", f"{__name__}:Unpaired")
+
+
+@pytest.fixture
+def home(home_with, build):
+    """A home with a classifier and a run that answers."""
+    home = home_with({"teller": build("emotion-classifier"), "talker": build("dummy")})
+    fitted = {"temperature": {"context": 0.2, "response": 0.25}}  # it would know nothing otherwise
+    (store.find("teller").model / classifying.CALIBRATION).write_text(json.dumps(fitted))
+    return home
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Tasks run in this process; which files they made."""
+    done = []
+
+    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
+        for task in tasks:
+            done.append(task.file)
+            yield work(task)
+
+    monkeypatch.setattr(cluster, "run_tasks", run_tasks)
+    monkeypatch.setattr(harvesting, "ROWS_OF_A_SHARD", 4)
+    return done
+
+
+TEXTS = ("My dog is gone.", "Oh no.", "I miss him so much.", "I am sorry for you.", "Thanks.")
+
+
+def dialogues(path, count=10):
+    """Conversations without emotions, as a dump of a network has them; one line is spoilt."""
+    lines = []
+    for number in range(count):
+        utterances = [
+            {"role": ("speaker", "listener")[turn % 2], "text": f"{text} Number {number}!"}
+            for turn, text in enumerate(TEXTS)
+        ]
+        lines.append(json.dumps({"id": f"c{number}", "utterances": utterances}))
+    lines.insert(3, '{"id": "bad"}')
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.fixture
+def harvested(home, here, tmp_path):  # noqa: ARG001
+    source = dialogues(tmp_path / "reddit.jsonl")
+    out = tmp_path / "harvest"
+    return out, harvesting.harvest(store.find("teller"), [source], out)
+
+
+def test_texts_come_with_what_the_classifier_says(harvested, tmp_path):
+    out, manifest = harvested
+    prepare(str(tmp_path / "reddit.jsonl"), tmp_path / "prepared")
+    pairs = pl.concat([read_samples(tmp_path / "prepared", s) for s in ("train", "valid", "test")])
+    model = runs.load(store.find("teller").model)
+    temperature = {"context": 0.2, "response": 0.25}
+    for kind, stream in zip(classifying.KINDS, UNPAIRED, strict=True):
+        found = read_samples(out, stream)
+        assert found.schema == harvesting.HARVESTED
+        assert found[kind].to_list() == pairs[kind].to_list()
+        raw = classifying.log_probabilities(model, pairs, kind)
+        sure = np.exp(calibration.scaled(raw, temperature[kind])).max(axis=1)
+        assert found["probability"].to_numpy() == pytest.approx(sure, abs=1e-5)
+        emotions = [model.variant.facts.emotions[n] for n in raw.argmax(axis=1)]
+        assert found["emotion"].to_list() == emotions
+    contexts, responses = (read_samples(out, stream) for stream in UNPAIRED)
+    assert contexts["response"].null_count() == contexts["response_tokens"].null_count() == 20
+    assert contexts["next_turn"].null_count() == 20
+    assert responses["context"].list.len().sum() == 0
+    assert responses["situation"].null_count() == 20
+    assert manifest["rejected"] == {
+        "rows": 1, "file": "rejects.jsonl", "reasons": {"missing key": 1}
+    }  # fmt: skip
+    [line] = (out / "rejects.jsonl").read_text().splitlines()
+    assert (json.loads(line)["file"], json.loads(line)["row"]) == ("reddit.jsonl", 4)
+    assert manifest["splits"]["unpaired_contexts"]["samples"] == 20
+    assert sorted(p.name for p in out.iterdir()) == sorted([*manifest["contents"], MANIFEST])
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]  # nothing is left
+
+
+@pytest.mark.usefixtures("home", "here")
+def test_short_texts_are_left_out(tmp_path):
+    source = dialogues(tmp_path / "own.jsonl", 2)
+    out = tmp_path / "out"
+    harvesting.harvest(store.find("teller"), [source], out, min_length=9)
+    lengths = {
+        "unpaired_contexts": pl.col("context_tokens").list.join(" ").str.split(" ").list.len(),
+        "unpaired_responses": pl.col("response_tokens").str.split(" ").list.len(),
+    }
+    counts = {}
+    for stream, length in lengths.items():
+        found = read_samples(out, stream).select(length).to_series()
+        assert found.min() >= 9
+        counts[stream] = len(found)
+    assert counts == {"unpaired_contexts": 2, "unpaired_responses": 2}
+    with pytest.raises(DataError, match="no text of the sources has 1000 tokens"):
+        harvesting.harvest(store.find("teller"), [source], tmp_path / "no", min_length=1000)
+
+
+def test_the_threshold_is_above_which(harvested):
+    out, _ = harvested
+    texts = read_samples(out, "unpaired_contexts")
+    one = float(texts["probability"].sort()[10])
+    kept = harvesting.read(out, CONTEXTS, one)
+    expected = texts.filter(pl.col("probability") > one)
+    assert kept.equals(expected.drop("probability"))
+    assert 0 < kept.height < 10
+    counts = harvesting.counts(out, one)
+    assert counts["contexts"]["texts"] == 20
+    assert counts["contexts"]["kept"] == sum(counts["contexts"]["emotions"].values()) == kept.height
+    by_emotion = dict(expected["emotion"].value_counts().iter_rows())
+    assert counts["contexts"]["emotions"] == by_emotion
+    with pytest.raises(UsageError, match=r"harvest_threshold=1.0: none of the responses"):
+        harvesting.read(out, RESPONSES, 1.0)
+
+
+@pytest.mark.usefixtures("home")
+def test_the_command(call, here, tmp_path, monkeypatch):
+    source = dialogues(tmp_path / "own.jsonl")
+    command = ("data", "harvest", "teller", "--source", source, "--out", tmp_path / "out")
+    said = spoken(call(*command, "--threshold", "0", "--json"))
+    assert said["streams"]["contexts"]["kept"] == said["streams"]["contexts"]["texts"] == 20
+    assert said["threshold"] == 0
+    assert said["harvest"]["run"] == "teller"
+    assert said["harvest"]["temperature"] == {"context": 0.2, "response": 0.25}
+    assert said["rejected"]["rows"] == 1
+    done = len(here)
+    assert done == 2 * sum(-(-n // 4) for n in split_sizes(source, tmp_path))
+    # Another threshold looks at what is there.
+    monkeypatch.setattr(harvesting, "label", None)
+    again = spoken(call(*command, "--threshold", "0.999", "--json"))
+    assert again["hash"] == said["hash"]
+    assert again["streams"]["contexts"]["kept"] < 20
+    assert len(here) == done
+
+
+def split_sizes(source, folder):
+    splits = prepare(source, folder / "sizes")["splits"]
+    return [splits[split]["samples"] for split in ("train", "valid", "test")]
+
+
+@pytest.mark.usefixtures("home")
+def test_an_interrupted_harvest_goes_on(here, tmp_path, monkeypatch):
+    run, out = store.find("teller"), tmp_path / "out"
+    source = dialogues(tmp_path / "own.jsonl")
+    tasks = cluster.run_tasks
+
+    def dies(work, shards, at_once=None):  # noqa: ARG001
+        yield from tasks(work, shards[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "run_tasks", dies)
+    with pytest.raises(KeyboardInterrupt):
+        harvesting.harvest(run, [source], out)
+    assert not out.exists()
+    monkeypatch.setattr(cluster, "run_tasks", tasks)
+    monkeypatch.setattr(harvesting, "prepare", None)  # the source is not read again
+    first, counts, totals = here[:], [], []
+    harvesting.harvest(run, [source], out, total=totals.append, progress=counts.append)
+    assert len(first) == 2
+    assert not set(first) & set(here[2:])
+    assert sum(counts) == sum(totals) == 40
+    monkeypatch.setattr(harvesting, "prepare", prepare)
+    whole = harvesting.harvest(run, [source], tmp_path / "whole")
+    assert whole["hash"] == read_manifest(out)["hash"]
+    assert whole["contents"] == read_manifest(out)["contents"]
+
+
+@pytest.mark.usefixtures("home", "here")
+def test_several_sources_and_prepared_ones(tmp_path):
+    run = store.find("teller")
+    one, other = dialogues(tmp_path / "a.jsonl", 3), dialogues(tmp_path / "b.jsonl", 2)
+    prepare(other, tmp_path / "b")
+    made = harvesting.harvest(run, [one, str(tmp_path / "b")], tmp_path / "both")
+    assert made["splits"]["unpaired_responses"]["samples"] == 10
+    assert made["rejected"]["rows"] == 2
+    alone = harvesting.harvest(run, [other], tmp_path / "alone")
+    texts = read_samples(tmp_path / "both", "unpaired_contexts")
+    expected = read_samples(tmp_path / "alone", "unpaired_contexts")
+    assert texts.tail(4).drop("probability").equals(expected.drop("probability"))
+    assert alone["harvest"]["sources"][0]["format"] == "dialogues"
+
+
+@pytest.mark.usefixtures("home", "here")
+def test_what_cannot_be_harvested_is_refused(call, tmp_path):
+    source = dialogues(tmp_path / "own.jsonl", 2)
+
+    def said(*arguments, code=2):
+        return refused(call("data", "harvest", *arguments), code)
+
+    out = ("--out", tmp_path / "out")
+    assert "'dummy' classifies no texts" in said("talker", "--source", source, *out)
+    assert "no such source: 'nowhere'" in said("teller", "--source", "nowhere", *out)
+    assert "--threshold 1.5" in said("teller", "--source", source, *out, "--threshold", "1.5")
+    assert "--min-length 0" in said("teller", "--source", source, *out, "--min-length", "0")
+    (tmp_path / "empty.jsonl").write_text('{"id": "a", "utterances": []}\n')
+    message = said("teller", "--source", tmp_path / "empty.jsonl", *out, code=1)
+    assert "empty.jsonl, row 1: not a list: 'utterances' must be a list" in message
+    assert not list(tmp_path.glob(".*"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "note").write_text("mine")
+    assert "is there already" in said("teller", "--source", source, *out)
+
+
+@pytest.mark.usefixtures("home", "here")
+def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
+    """No piece that is read or written is larger than a shard, however many there are."""
+    seen = []
+    real_read, real_columns = pl.read_parquet, runs.Model.columns
+
+    def read(path, *rest, **named):
+        frame = real_read(path, *rest, **named)
+        seen.append(frame.height)
+        return frame
+
+    def columns(self, samples):
+        seen.append(samples.height)
+        return real_columns(self, samples)
+
+    source = dialogues(tmp_path / "own.jsonl", 30)
+    prepare(source, tmp_path / "prepared")
+    monkeypatch.setattr(harvesting.pl, "read_parquet", read)
+    monkeypatch.setattr(runs.Model, "columns", columns)
+    harvesting.harvest(store.find("teller"), [str(tmp_path / "prepared")], tmp_path / "out")
+    harvesting.counts(tmp_path / "out", 0.5)
+    assert len(seen) >= 60
+    assert max(seen) == 4
+    groups = pq.ParquetFile(tmp_path / "out" / "unpaired_contexts.parquet")
+    assert groups.metadata.num_row_groups >= 15
+
+
+def begin(prepared, **changes):
+    return start.new_run("unpaired", data=str(prepared), preset="tiny", changes=changes)
+
+
+def test_a_harvest_gives_two_streams(harvested, prepared):
+    out, manifest = harvested
+    threshold = min(float(read_samples(out, s)["probability"].sort()[4]) for s in UNPAIRED)
+    run = begin(prepared, harvest=str(out), harvest_threshold=threshold)
+    assert run.data["harvest"] == {"folder": str(out), "hash": manifest["hash"]}
+    model = start.model_of(run)
+    streams, valid = start.data_of(run, model)
+    assert set(streams) == {PAIRED, CONTEXTS, RESPONSES}
+    assert set(streams[CONTEXTS]) == {"index", "context", "context_roles", "emotion"}
+    assert set(streams[RESPONSES]) == {"index", "response", "emotion"}
+    assert set(valid) > {"context", "response"}
+    expected = harvesting.read(out, CONTEXTS, threshold)
+    assert len(streams[CONTEXTS]["index"]) == expected.height
+    emotions = [model.variant.facts.emotions[n] for n in streams[CONTEXTS]["emotion"]]
+    assert emotions == expected["emotion"].to_list()
+    responses = harvesting.read(out, RESPONSES, threshold)
+    assert len(streams[RESPONSES]["index"]) == responses.height
+    assert expected.height + responses.height < 40
+
+
+def test_without_a_harvest_the_data_bring_their_own(home, prepared):  # noqa: ARG001
+    run = begin(prepared)
+    assert "harvest" not in run.data
+    streams, _ = start.data_of(run, start.model_of(run))
+    for name, stream in harvesting.FILE_OF.items():
+        assert len(streams[name]["index"]) == read_samples(prepared, stream).height
+    paired = begin(prepared, alone=True)
+    assert set(start.data_of(paired, start.model_of(paired))[0]) == {PAIRED}
+
+
+def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path):
+    out, _ = harvested
+    prepare(str(tmp_path / "reddit.jsonl"), tmp_path / "plain")
+    with pytest.raises(UsageError, match=r"no 'unpaired_contexts': make some with 'attune data h"):
+        begin(tmp_path / "plain")
+    with pytest.raises(UsageError, match=r"=0\.5: only a harvest's texts have probabilities"):
+        begin(prepared, harvest_threshold=0.5)
+    with pytest.raises(UsageError, match="there is no harvest"):
+        begin(prepared, harvest="nowhere")
+    with pytest.raises(UsageError, match="this is prepared data, and no harvest"):
+        begin(prepared, harvest=str(prepared))
+    with pytest.raises(UsageError, match=r"holds no pairs \(harvest\)"):
+        begin(out)
+    with pytest.raises(UsageError, match="holds no pairs"):
+        harvesting.harvest(store.find("teller"), [str(out)], tmp_path / "again")
+    with pytest.raises(UsageError, match=r"harvest_threshold=1\.0"):
+        begin(prepared, harvest=str(out), harvest_threshold=1.0)
+    run = begin(prepared, harvest=str(out), harvest_threshold=0.0)
+    shutil.rmtree(out)
+    dialogues(tmp_path / "reddit.jsonl", 5)
+    harvesting.harvest(store.find("teller"), [str(tmp_path / "reddit.jsonl")], out)
+    with pytest.raises(UsageError, match="has changed since the run"):
+        start.data_of(run, start.model_of(run))
+
+
+@pytest.mark.parametrize("name", [CONTEXTS, RESPONSES])
+@pytest.mark.parametrize(("size", "by"), [(16, "samples"), (300, "tokens")])
+def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
+    run = begin(prepared)
+    columns = start.data_of(run, start.model_of(run))[0][name]
+    spoken_by = "context" if name == CONTEXTS else "response"
+    ranks = [list(Stream(columns, size=size, by=by, rank=r, world_size=2).epoch(1)) for r in (0, 1)]
+    seen = []
+    for parts in zip(*ranks, strict=True):
+        tokens = sum(int((part[spoken_by] != 0).sum()) for part in parts)
+        assert tokens == pytest.approx(2 * parts[0].tokens)
+        assert by == "samples" or max(map(len, parts)) * parts[0][spoken_by].shape[1] <= 300
+        seen.extend(int(i) for part in parts for i in part["index"])
+    assert sorted(seen) == list(range(len(columns["index"])))
+    stream = Stream(columns, size=size, by=by, seed=3)
+    whole = list(itertools.islice(stream.batches(), 12))
+    resumed = itertools.islice(stream.batches(stream.position(7)), 5)
+    for loaded, expected in zip(resumed, whole[7:], strict=True):
+        assert torch.equal(loaded.batch["index"], expected.batch["index"])
+
+
+def test_valid_is_looked_at_with_paired_samples_alone(home, prepared):  # noqa: ARG001
+    run = begin(prepared)
+    model = start.model_of(run)
+    _, valid = start.data_of(run, model)
+    [stage] = model.variant.stages()
+    asked = []
+    real = model.variant.losses
+    model.variant.losses = lambda batches, progress: (
+        asked.append(set(batches)) or real(batches, progress)
+    )
+    found = loop.evaluate(model.variant, stage, valid, Worker())
+    assert "valid_loss" in found
+    assert all(names == {PAIRED} for names in asked)

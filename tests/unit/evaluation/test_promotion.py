@@ -1,0 +1,226 @@
+"""Champion and candidate in a real registry, and the test that decides between them."""
+
+import json
+import shutil
+from dataclasses import asdict
+
+import numpy as np
+import polars as pl
+import pytest
+
+from attune.platform import tracking
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.data.prepare import read_manifest, read_samples
+from attune.platform.evaluation import answers, metrics, promotion, significance
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+
+# The environment that `tracking` sets for MLflow comes first.
+import mlflow  # isort: skip
+from mlflow import MlflowClient  # isort: skip
+
+from tests.commands import refused, spoken
+
+
+def exact(first, second, value):
+    """The p-value over all exchanges there are, by hand."""
+    total, seen = first + second, abs(value(first.sum(axis=0)) - value(second.sum(axis=0)))
+    found = []
+    for number in range(2 ** len(first)):
+        kept = np.array([[number >> place & 1] for place in range(len(first))], bool)
+        mixed = np.where(kept, first, second).sum(axis=0)
+        found.append(abs(value(mixed) - value(total.sum(axis=0) - mixed)) >= seen * (1 - 1e-9))
+    return np.mean(found)
+
+
+def test_randomisation_agrees_with_all_exchanges():
+    draw = np.random.default_rng(1)
+    value = significance.METRICS["perplexity"].value
+    lengths = draw.integers(5, 20, size=10)
+    first = np.column_stack([-3.0 * lengths + draw.normal(0, 3, 10), lengths])
+    second = np.column_stack([first[:, 0] - draw.normal(1.5, 3, 10), lengths])
+    expected = exact(first, second, value)
+    assert 0.01 < expected < 0.9
+    assert significance.randomised(first, second, value, trials=4000) == pytest.approx(
+        expected, abs=0.03
+    )
+    assert significance.randomised(first, first, value) == 1.0
+
+
+def table(samples, likelihood, right=1.0):
+    """Answers whose responses have this likelihood per word, and a share of known emotions."""
+    words = samples["response_tokens"].str.count_matches(r"\S+") + 1
+    known = np.random.default_rng(0).random(samples.height) < right
+    predicted = [e if k else "none" for e, k in zip(samples["emotion"], known, strict=True)]
+    return samples.select(
+        "conversation_id", "turn", "emotion", "response", "response_tokens"
+    ).with_columns(
+        answer=pl.col("response"),
+        answer_tokens=pl.col("response_tokens"),
+        log_likelihood=words * likelihood,
+        predicted_emotion=pl.Series(predicted),
+    )
+
+
+@pytest.fixture(scope="module")
+def samples(prepared):
+    return read_samples(prepared, "valid").head(120)
+
+
+def test_what_is_tested_is_what_is_measured(samples):
+    made = table(samples, -2.0, right=0.7)
+    noise = np.random.default_rng(2).normal(0, 1, samples.height)
+    made = made.with_columns(log_likelihood=made["log_likelihood"] + pl.Series(noise))
+    said = made["response_tokens"].str.replace(r" \S+ ", " x ")
+    made = made.with_columns(answer_tokens=said)
+    scored, _ = answers.score(made)
+    for name, metric in significance.METRICS.items():
+        assert metric.value(metric.counts(made).sum(axis=0)) == pytest.approx(scored[name])
+    assert scored["bleu"] == metrics.bleu(said.to_list(), made["response_tokens"].to_list())[0]
+
+
+def test_a_difference_is_told_from_chance(samples):
+    draw = np.random.default_rng(3)
+    noise = pl.Series(draw.normal(0, 4, samples.height))
+    ours = table(samples, -2.0)
+    noisy = ours.with_columns(log_likelihood=ours["log_likelihood"] + noise)
+    worse = table(samples, -2.3)
+    assert significance.p_value(ours, worse, "perplexity") < 0.01
+    assert significance.p_value(ours, noisy, "perplexity") > 0.05
+    # The order of rows does not matter, other samples do.
+    assert significance.p_value(ours, worse.reverse(), "perplexity") < 0.01
+    with pytest.raises(DataError, match="same samples"):
+        significance.p_value(ours, worse.head(100), "perplexity")
+    assert significance.p_value(ours, worse, "distinct_2") is None
+    unknowing = worse.with_columns(predicted_emotion=pl.lit(None, pl.String))
+    assert significance.p_value(ours, unknowing, "emotion_accuracy") is None
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def home(tmp_path, empty_store, monkeypatch):
+    place = tmp_path / "home"
+    place.mkdir()
+    shutil.copy(empty_store, place / "mlflow.db")
+    monkeypatch.setenv("ATTUNE_HOME", str(place))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return place
+
+
+@pytest.fixture
+def new_run(home, prepared, build, samples):
+    """Makes finished runs, evaluated on valid, whose responses have a likelihood per word."""
+    model, manifest = build("dummy"), read_manifest(prepared)
+
+    def make(name, likelihood, *, variant="dummy", right=1.0, data=None):
+        run = store.Run(
+            name=name, folder=home / "runs" / name, variant=variant, preset="tiny",
+            config=asdict(model.variant.config), training={"track_checkpoint": False},
+            data={"name": "x", "folder": str(prepared), "hash": data or manifest["hash"]},
+            result={"best_step": 1, "steps": 1, "seconds": 1.0, "metrics": {}},
+        )  # fmt: skip
+        run.write()
+        runs.save(model, run.model)
+        run = tracking.start(run, manifest).changed(status="finished")
+        tracking.finish(run, None)
+        path = run.folder / "answers" / promotion.answers_name("valid")
+        answers.write(table(samples, likelihood, right), path)
+        tracking.log_evaluation(run, "valid", "greedy", answers.score(answers.read(path))[0], path)
+        return run
+
+    return make
+
+
+def promoted(run, **given):
+    return promotion.promote(run, **{"split": "valid", "metric": "perplexity", **given})
+
+
+def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):
+    first = new_run("first", -2.5)
+    decision = promoted(first)
+    assert decision.promoted
+    assert "no champion" in decision.reason
+    assert store.aliases() == {first.run_id: "champion"}
+
+    worse = new_run("worse", -2.9)
+    decision = promoted(worse)
+    assert not decision.promoted
+    assert decision.candidate.value == pytest.approx(np.exp(2.9))
+    assert decision.champion.value == pytest.approx(np.exp(2.5))
+    assert "not better" in decision.reason
+    assert store.aliases() == {first.run_id: "champion", worse.run_id: "candidate"}
+
+    better = new_run("better", -2.2)
+    done = spoken(call("promote", "better", "--json"))
+    assert done["promoted"]
+    assert done["p_value"] < 0.05
+    assert (done["candidate"]["name"], done["champion"]["name"]) == ("better", "first")
+    shown = {run["name"]: run["alias"] for run in spoken(call("runs", "--json"))["runs"]}
+    assert shown == {"first": None, "worse": None, "better": "champion"}
+    assert "better (champion)" in call("runs").stdout
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{home}/mlflow.db")
+    champion = client.get_model_version_by_alias("attune", "champion")
+    assert champion.run_id == better.run_id
+    assert "not by chance" in champion.tags["decision"]
+    assert set(client.get_registered_model("attune").aliases) == {"champion"}
+    assert len(client.search_model_versions("name='attune'")) == 3
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
+    loaded = mlflow.pyfunc.load_model("models:/attune@champion")
+    assert loaded.metadata.run_id == better.run_id
+
+
+def test_chance_does_not_promote_unless_asked_to(new_run, samples):
+    promoted(new_run("first", -2.5, right=0.5))
+    lucky = new_run("lucky", -2.5, right=0.5)
+    path = lucky.folder / "answers" / promotion.answers_name("valid")
+    noise = np.random.default_rng(6).normal(0, 4, samples.height)
+    noise += 0.05 - noise.mean()  # a little better on the whole
+    answers.write(pl.read_parquet(path).with_columns(pl.col("log_likelihood") + noise), path)
+    scored, _ = answers.score(answers.read(path))
+    tracking.log_evaluation(lucky, "valid", "greedy", scored, path)
+    decision = promoted(lucky)
+    assert decision.candidate.value < decision.champion.value
+    assert not decision.promoted
+    assert "may be chance" in decision.reason
+    decision = promoted(lucky, force=True)
+    assert decision.promoted
+    assert "asked for, although" in decision.reason
+    with pytest.raises(UsageError, match="champion already"):
+        promoted(lucky)
+
+
+def test_what_cannot_be_compared(new_run, call):
+    promoted(new_run("first", -2.5))
+    other = new_run("other", -2.0, data="f" * 64)
+    with pytest.raises(UsageError, match="'first' learned from other data"):
+        promoted(other)
+    with pytest.raises(UsageError, match="attune evaluate other --split test"):
+        promoted(other, split="test")
+    assert promoted(other, force=True).champion.value is None
+    refused(call("promote", "other", "--metric", "perplexty"))
+    assert "perplexity" in call("promote", "other", "--metric", "perplexty").stderr
+
+
+def test_without_answers_the_numbers_decide(new_run):
+    promoted(new_run("first", -2.5), metric="bleu")
+    second = new_run("second", -2.4)
+    (second.folder / "answers" / promotion.answers_name("valid")).unlink()
+    decision = promoted(second)
+    assert decision.promoted
+    assert decision.p_value is None
+    assert "could not be tested" in decision.reason
+
+
+def test_aliases_are_asked_for_anew(new_run, home, call):
+    run = new_run("first", -2.5)
+    promoted(run)
+    (home / store.ALIASES).write_text(json.dumps({"champion": "gone"}))
+    found = spoken(call("runs", "--send", "--json"))["runs"]
+    assert [each["alias"] for each in found] == ["champion"]

@@ -1,0 +1,104 @@
+"""The references that the bench compares with do the same work, only more slowly."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from attune.jobs.bench import curation, generation, stopping, training, tuning
+from attune.models.decoding import Decoding
+from attune.platform.batching.encoding import encode
+from attune.platform.curation import subtitles
+from attune.platform.evaluation.evaluate import answer
+
+
+@pytest.fixture
+def variant(build):
+    return build("multi-trs", label_smoothing=training.SMOOTHING, dropout=0.0).variant
+
+
+def test_all_loops_learn_from_the_same_loss(variant, batch):
+    variant.train()
+    ours = training._our_loss(variant, batch)
+    assert torch.allclose(training._good_loss(variant, batch), ours, rtol=1e-5)
+
+    def gradient(loss):
+        [found] = torch.autograd.grad(loss, [variant.output.bias])
+        return found
+
+    # The papers' target gives padding nothing; its own entropy, left out here, teaches nothing.
+    papers, expected = gradient(training._papers_loss(variant, batch)), gradient(ours)
+    assert torch.allclose(papers / batch.tokens, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("slow", "method"), [(generation._greedy, "greedy"), (generation._beams, "beam")]
+)
+def test_slow_decoding_gives_the_same_answers(build, test_samples, vocabulary, slow, method):
+    variant = build("transformer").variant.eval()
+    columns = encode(test_samples.head(6), vocabulary)
+    decoding = Decoding(method=method, max_tokens=8, beams=3)
+    ours = answer(variant, columns, decoding)
+    assert generation._one_by_one(variant, columns, decoding, slow) == ours
+    assert any(ours)
+
+
+def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
+    """A bare run of a second a step; trials of two, five seconds apart; half the trials stopped."""
+
+    def logged(name, start, steps, pace):
+        folder = (
+            tmp_path / ("stopping" if name[:4] in ("none", "asha") else "tuning") / "runs" / name
+        )
+        folder.mkdir(parents=True)
+        lines = [{"step": n, "time": 1000 * (start + n * pace)} for n in range(1, steps + 1)]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def attune(_, command, *asked):
+        name = asked[asked.index("--name") + 1]
+        if command == "train":
+            logged(name, 0, 11, 1)
+        elif name == "bench":
+            for number in range(tuning.TRIALS):
+                logged(f"bench-{number:03d}", number * (20 + 5) - 2, 11, 2)
+        else:
+            for number in range(stopping.SAMPLES):
+                logged(f"{name}-{number:03d}", 0, 4 if name == "asha" and number % 2 else 12, 1)
+        return {"best": {"metrics": {"valid_perplexity": 40.0}}}
+
+    monkeypatch.setattr(tuning, "attune", attune)
+    monkeypatch.setattr(stopping, "attune", attune)
+    found = tuning.measure(tmp_path, tmp_path)
+    assert found["seconds_between_trials"] == [5.0] * (tuning.TRIALS - 1)
+    assert (found["bare_seconds"], found["trial_seconds"]) == (10.0, 20.0)
+    assert found["overhead_of_five_minutes"] == pytest.approx(2 * (1 + 5 / 300) - 1)
+    saved = stopping.measure(tmp_path, tmp_path)
+    steps = {name: each["steps"] for name, each in saved.items()}
+    assert steps == {"none": 16 * 12, "asha": 8 * 12 + 8 * 4}
+
+
+def test_made_up_films_are_subtitles_and_both_numbers_of_workers_are_timed(
+    prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(curation, "FILES", 2)
+    monkeypatch.setattr(curation, "LINES", 5)
+    asked = []
+
+    def attune(_, *arguments):
+        asked.append(arguments)
+        workers = arguments[arguments.index("--workers") + 1] if "--workers" in arguments else "0"
+        return {"hash": "same", "speed": {"lines_per_second": 10.0 * int(workers)}}
+
+    monkeypatch.setattr(curation, "attune", attune)
+    found = curation.measure(prepared, tmp_path)
+    assert {n: [each["lines_per_second"] for each in turns] for n, turns in found.items()} == {
+        "1": [10.0] * curation.TURNS, "2": [20.0] * curation.TURNS,
+    }  # fmt: skip
+    assert asked[0][:2] == ("data", "turns")
+    films = subtitles.find(tmp_path / "curation" / "films")
+    for lines in map(subtitles.read, films):
+        assert len(lines) == 5
+        assert all(line.end - line.start == pytest.approx(2.0) for line in lines)
+        assert all(after.start > line.end for line, after in itertools.pairwise(lines))
+    assert len(films) == 2

@@ -1,0 +1,207 @@
+"""`attune variants`, `runs` and `respond`, as people and scripts meet them."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pytest
+
+from attune.jobs import options
+from attune.jobs.variants import field_help
+from attune.models import all_variants
+from attune.models.base import Between, Choice
+from attune.models.decoding import Decoding
+from attune.platform.core.errors import UsageError
+from attune.platform.data import prepare as preparing
+from attune.platform.data.prepare import find_data, read_manifest
+from attune.platform.runs import record as store
+from tests.commands import refused, spoken
+from tests.unit.jobs.test_cli import attune
+
+FEW = ("--set", "max_tokens=3")
+
+
+def test_variants(call):
+    found = spoken(call("variants", "--json"))["variants"]
+    assert [one["name"] for one in found] == list(all_variants())
+    for one in found:
+        assert set(one) == {"name", "system", "paper", "ablation_of", "kind", "search_spaces"}
+        assert one["kind"] in ("dialogue", "classifier")
+        for key in (key for group in one["search_spaces"].values() for key in group.values()):
+            assert set(key) in ({"type", "values"}, {"type", "low", "high"})
+    multi = next(one for one in found if one["name"] == "multi-trs")
+    assert (multi["system"], multi["ablation_of"]) == ("Multi-TRS", None)
+    spaces = multi["search_spaces"]
+    assert spaces["architecture"]["num_layers"] == {"type": "choice", "values": [1, 2, 4]}
+    weight = {"type": "loguniform", "low": 0.1, "high": 10.0}
+    assert spaces["loss-weights"]["emotion_weight"] == weight
+    assert "learning_rate" in spaces["optimizer"]
+
+
+def test_an_ablation_names_what_it_is_of(call, monkeypatch):
+    from attune.models.dummy import Dummy
+
+    monkeypatch.setattr(Dummy, "ablations", {"dummy-narrow": {"width": 2}})
+    space = {"size": {"width": Between(low=1, high=8, scale="int"), "a": Choice(values=(1, "b"))}}
+    monkeypatch.setattr(Dummy, "search_spaces", space)
+    [one] = spoken(call("variants", "dummy-narrow", "--json"))["variants"]
+    assert one["ablation_of"] == "dummy"
+    assert one["search_spaces"]["size"] == {
+        "width": {"type": "int", "low": 1, "high": 8},
+        "a": {"type": "choice", "values": [1, "b"]},
+    }
+    [width] = [setting for setting in one["settings"] if setting["name"] == "width"]
+    assert width["default"] == 32
+    assert set(width["presets"].values()) == {2}
+
+
+def test_settings_of_a_variant_carry_their_help(call):
+    done = call("variants", "multi-trs", "--json")
+    settings = {one["name"]: one for one in spoken(done)["variants"][0]["settings"]}
+    assert settings["emotion_weight"]["help"].startswith("Weight of the emotion's cross-entropy")
+    assert settings["width"]["help"] == "Width of embeddings and hidden states."  # inherited
+    assert settings["width"]["presets"] == {"tiny": 32, "small": 128, "paper": 300}
+    assert settings["learning_rate"]["of"] == "training"
+    assert "Weight of the emotion's" in done.stderr
+    assert "did you mean 'multi-trs'" in refused(call("variants", "multi-tsr"))
+
+
+def test_every_setting_has_a_help_text():
+    for variant, _ in all_variants().values():
+        assert set(field_help(variant.Config)) == {
+            field.name for field in dataclasses.fields(variant.Config)
+        }
+
+
+@pytest.mark.usefixtures("home")
+def test_runs(call):
+    found = spoken(call("runs", "--json"))["runs"]
+    assert [run["name"] for run in found] == ["first", "second", "third"]
+    assert found[1] == {
+        "name": "second",
+        "run_id": None,
+        "variant": "multi-trs",
+        "status": "stopped",
+        "data": "few",
+        "alias": None,
+        "job": None,
+        "dashboard": None,
+        "seed": 6,
+        "metrics": {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5},
+    }
+    assert found[0]["metrics"] == {}
+    only = spoken(call("runs", "--variant", "dummy", "--json"))["runs"]
+    assert [run["name"] for run in only] == ["first", "third"]
+    none = spoken(call("runs", "--variant", "transformer", "--json"))
+    assert none == {"runs": []}
+    shown = call("runs").stdout
+    assert "50.00%" in shown
+    assert "…" not in shown  # no terminal, no edge: a job's log has whole names
+    assert "emotion accuracy" in shown
+    wrong = call("runs", "--variant", "dumy")
+    assert "did you mean 'dummy'" in refused(wrong)
+
+
+@pytest.mark.usefixtures("home")
+def test_respond(call, tmp_path):
+    turns = ("I lost [my] job.", "Oh no!", "It's sad.")
+    context = [part for turn in turns for part in ("--context", turn)]
+    command = ("respond", "first", "multi-trs@latest", *context, *FEW, "--json")
+    done = attune(*command, cwd=tmp_path)
+    answer = spoken(done)
+    assert answer["context"] == list(turns)
+    assert [(one["run"], one["variant"]) for one in answer["answers"]] == [
+        ("first", "dummy"),
+        ("second", "multi-trs"),
+    ]
+    for one in answer["answers"]:
+        assert set(one) == {"run", "variant", "answer", "seconds", "explanation"}
+        assert one["seconds"] > 0
+        assert sum(one["explanation"]["emotion"].values()) == pytest.approx(1.0)
+    shown = call("respond", "second", *context, *FEW).stdout
+    assert "speaker: I lost [my] job." in shown
+    assert answer["answers"][1]["answer"] in shown
+    assert "reads " in shown
+
+
+@pytest.mark.usefixtures("home")
+def test_respond_decodes_as_it_is_told(call):
+    def answer(*arguments):
+        command = ("respond", "second", "--context", "Hello.", "--json", *arguments)
+        return spoken(call(*command))["answers"][0]["answer"]
+
+    sampled = ("--decode", "nucleus", "--set", "max_tokens=8", "--set", "top_p=1.0")
+    first = answer(*sampled)
+    assert answer(*sampled, "--set", "seed=0") == first
+    assert answer(*sampled, "--set", "seed=1") != first
+    assert len(answer("--set", "max_tokens=1").split()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("secnd", "--context", "x"), "did you mean 'second'"),
+        (("multi-tsr@latest", "--context", "x"), "did you mean 'multi-trs'"),
+        (("third", "--context", "x"), "run 'third' has no model yet: it is running"),
+        (("second", "--context", "x", "--context", "y"), "has 2 turns"),
+        (("second",), "--context"),
+        (("second", "--context", "x", "--decode", "gredy"), "did you mean 'greedy'"),
+        (("second", "--context", "x", "--set", "beam=3"), "did you mean 'beams'"),
+        (("second", "--context", "x", "--set", "beams"), "--set beams: write it as KEY=VALUE"),
+        (("second", "--context", "x", "--set", "beams=many"), "beams=many: int is expected"),
+        (("second", "--context", "x", "--set", "beams=0"), "beams=0: at least 1 is expected"),
+        (("second", "--context", "x", "--set", "top_p=1.5"), "top_p=1.5"),
+        (("second", "--context", "x", "--set", "temperature=0"), "temperature=0"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_respond_refuses(call, arguments, message):
+    assert message in refused(call("respond", *arguments, "--json"))
+
+
+@pytest.mark.usefixtures("home")
+def test_runs_passes_over_a_damaged_one_and_says_so(call):
+    path = store.find("first").folder / store.RECORD
+    path.write_text("{")
+    done = call("runs", "--json")
+    assert "first" not in {run["name"] for run in spoken(done)["runs"]}
+    assert f"{path} is damaged" in done.stderr
+
+
+def test_find_data(tmp_path, monkeypatch, prepared):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    folder = find_data("bundled")
+    assert folder == tmp_path / "data" / "bundled"
+    assert read_manifest(folder) == read_manifest(prepared)
+    monkeypatch.setattr(preparing, "prepare", None)  # it is not made a second time
+    assert find_data("bundled") == folder
+    monkeypatch.chdir(prepared.parent)
+    assert find_data("./bundled") == prepared
+    with pytest.raises(UsageError, match="not a prepared folder"):
+        find_data("bundeld")
+
+
+def test_changes():
+    assert options.changes(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    assert options.changes(None) == {}
+    for text in ("a", "=1", ""):
+        with pytest.raises(UsageError, match="KEY=VALUE"):
+            options.changes([text])
+
+
+def test_help_names_every_setting_of_decoding(tmp_path):
+    """It is written by hand, since asking the class would import torch."""
+    keys = {field.name for field in dataclasses.fields(Decoding)} - {"method"}
+    for command in ("respond", "evaluate"):
+        done = attune(command, "--help", cwd=tmp_path, COLUMNS="200")
+        assert keys <= set(re.findall(r"\w+", done.stdout))
+        assert "Examples" in done.stdout
+
+
+def test_help_is_fast_because_it_imports_nothing_heavy():
+    code = (
+        "import attune.jobs.cli, sys; print({'torch', 'mlflow', 'nltk', 'ray'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

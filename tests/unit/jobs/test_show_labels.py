@@ -1,0 +1,91 @@
+"""`attune show transfer`, `predictor` and `control`: what MEED2's paper shows."""
+
+import pytest
+
+from attune.models.labels import LABELS
+from attune.platform.data.prepare import read_manifest, read_samples
+from attune.platform.enrichment import classifier as classifying
+from attune.platform.evaluation import control
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+from tests.commands import refused, spoken
+from tests.runs import write_run
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, build, prepared):
+    """Runs of MEED2, one of which can tell what its answers are, and others."""
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
+    given = {"name": "b", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
+    runs.save(build("intent-classifier"), tmp_path / "labeller")
+    named = {"labelled": "meed2", "alone": "meed2", "raw": "meed2-no-emotion", "plain": "dummy"}
+    for name, variant in named.items():
+        run = write_run(tmp_path / "home", name, variant, data=given)
+        runs.save(build(variant), run.model)
+    runs.keep_labeller(tmp_path / "labeller", store.find("labelled").model)
+
+
+@pytest.mark.usefixtures("home")
+def test_runs_answer_corpora_they_have_not_seen(call, data, prepared):
+    few = ("--set", "max_tokens=3")
+    found = spoken(call("show", "transfer", "plain", "alone", "--data", prepared, *few, "--json"))
+    rows = found["rows"]
+    assert [(row["run"], row["data"]) for row in rows] == [
+        ("plain", str(prepared)), ("alone", str(prepared)),
+    ]  # fmt: skip
+    evaluated = spoken(call("evaluate", "plain", "--data", prepared, *few, "--json"))
+    for name in ("perplexity", "distinct_1", "distinct_2"):
+        assert rows[0][name] == evaluated["metrics"][name]
+    unlabelled = call("show", "transfer", "plain", "alone", "--data", data, *few)
+    assert "no utterance of a context has one of the 41 labels" in unlabelled.stderr
+
+
+@pytest.mark.usefixtures("home")
+def test_a_predictor_stands_beside_a_guess(call, prepared):
+    model = runs.load(store.find("alone").model)
+    samples = read_samples(prepared, "test")
+    labelled = samples.filter(samples["response_label"].is_in(LABELS))
+    run, guess = spoken(call("show", "predictor", "alone", "--json"))["rows"]
+    assert run["run"] == "alone"
+    assert set(run) == {"run", "accuracy", "weighted_precision", "weighted_recall", "weighted_f1"}
+    assert run["weighted_recall"] == pytest.approx(run["accuracy"])
+    assert guess["run"] == "random"
+    assert guess["accuracy"] == pytest.approx(1 / len(LABELS), abs=3 * labelled.height**-0.5 / 6)
+    assert "predicts no label" in refused(call("show", "predictor", "plain"))
+    assert model.variant.facts.emotions
+
+
+@pytest.mark.usefixtures("home")
+def test_what_is_asked_for_is_counted(monkeypatch, prepared):
+    """With a labeller that takes an answer for what its model was asked for, half the time."""
+    asked = []
+    monkeypatch.setattr(
+        control, "answer", lambda *given: asked.append(given[-1]) or [[] for _ in range(4)]
+    )
+    monkeypatch.setattr(
+        classifying, "likeliest",
+        lambda _, told: [(asked[-1] or {}).get("label", "sad"), "sad"] * (told.height // 2),
+    )  # fmt: skip
+    model = runs.load(store.find("labelled").model)
+    found = control.controllability(
+        model, read_samples(prepared, "test").head(4), ["consoling", "sad"], control.Decoding()
+    )
+    assert asked == [None, {"label": "consoling"}, {"label": "sad"}]
+    assert [(each.label, each.asked, each.unasked) for each in found] == [
+        ("consoling", 0.5, 0.0), ("sad", 1.0, 1.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("home")
+def test_control_through_the_command(call):
+    command = ("show", "control", "labelled", "--labels", "consoling,joyful", "--count", "2")
+    found = spoken(call(*command, "--json"))
+    assert [each["label"] for each in found["labels"]] == ["consoling", "joyful"]
+    assert found["contexts"] == 2
+    assert "--set labeller=RUN" in refused(call("show", "control", "alone", "--count", "2"))
+    for name in ("plain", "raw"):
+        assert "cannot be asked" in refused(call("show", "control", name, "--count", "2"))
+    asked = call("respond", "raw", "--context", "Oh no.", "--control", "label=consoling")
+    assert "meed2-no-emotion has no controls" in refused(asked)
+    wrong = call("show", "control", "labelled", "--labels", "consolin")
+    assert "did you mean 'consoling'" in refused(wrong)

@@ -1,0 +1,92 @@
+"""MIME's pictures and controls on the command line."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from attune.platform.runs import model as runs
+from attune.platform.runs import record as store
+from tests.commands import refused, spoken
+
+FEW = ("--set", "max_tokens=3")
+
+
+@pytest.fixture
+def mimics(home, build):
+    """Two runs of MIME more, one without mimicry."""
+    for name, variant in (("with", "mime"), ("without", "mime-no-mimicry")):
+        folder = home / "runs" / name
+        run = dataclasses.replace(store.find("first"), name=name, folder=folder, variant=variant)
+        run.write()
+        runs.save(build(variant), run.model)
+    return home
+
+
+@pytest.fixture
+def loud(mimics):
+    """One with emotions that make a difference, as they do not before training."""
+    model = runs.load(store.find("with").model)
+    with torch.no_grad():
+        model.variant.emotions.weight *= 100.0
+    runs.save(model, mimics / "runs" / "with" / "model")
+
+
+@pytest.mark.usefixtures("mimics")
+def test_show_embeddings(call, tmp_path):
+    out = tmp_path / "pictures" / "figure.png"
+    done = spoken(call("show", "embeddings", "with", "without", "--out", out, "--json"))
+    assert done["picture"] == str(out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert [one["variant"] for one in done["runs"]] == ["mime", "mime-no-mimicry"]
+    assert all(-0.2 < one["separation"] < 0.2 for one in done["runs"])  # nothing learned yet
+    assert "a run of mime is expected" in refused(call("show", "embeddings", "first"))
+    assert "ends in .png" in refused(call("show", "embeddings", "with", "--out", "figure.xyz"))
+
+
+def test_separated_groups_score_higher(call, mimics):
+    model = runs.load(store.find("with").model)
+    with torch.no_grad():
+        model.variant.emotions.weight[model.variant.groups["positive"]] += 1.0
+    runs.save(model, mimics / "runs" / "with" / "model")
+    one, other = spoken(call("show", "embeddings", "with", "without", "--json"))["runs"]
+    assert one["separation"] > 0.5 > other["separation"]
+
+
+@pytest.mark.usefixtures("loud")
+def test_show_stochasticity(call):
+    done = spoken(call("show", "stochasticity", "with", "--count", 4, "--json"))
+    assert len(done["answers"]) == 4
+    differing = [one for one in done["answers"] if one["with"] != one["without"]]
+    assert done["differing"] == len(differing) / 4
+    assert differing
+    assert done == spoken(call("show", "stochasticity", "with", "--count", 4, "--json"))
+    assert "a run of mime is expected" in refused(call("show", "stochasticity", "second"))
+    assert "unknown split 'tset'" in refused(
+        call("show", "stochasticity", "with", "--split", "tset")
+    )
+
+
+@pytest.mark.usefixtures("loud")
+def test_controls_are_checked_and_used(call):
+    ask = ("respond", "with", "--context", "I won!", *FEW)
+    calm = spoken(call(*ask, "--json"))["answers"][0]
+    assert set(calm["explanation"]["response_emotion"]) == {"positive", "negative"}
+    assert calm["explanation"]["words"] == ["i", "won", "!"]
+    assert len(calm["explanation"]["by_word"]["gate mimicking"]) == 3
+    seeds = [("--control", "stochasticity=on", "--control", f"seed={n}") for n in range(4)]
+    texts = {spoken(call(*ask, *seed, "--json"))["answers"][0]["answer"] for seed in seeds}
+    assert len(texts) > 1
+    for given, message in (
+        ("stochasticity=maybe", "unknown value of stochasticity 'maybe'"),
+        ("stochastic=on", "did you mean 'stochasticity'"),
+        ("on", "--control on: write it as KEY=VALUE"),
+    ):
+        assert message in refused(call(*ask, "--control", given))
+    wrong = call("respond", "with", "second", "--context", "Hi.", "--control", "seed=1")
+    assert "multi-trs has no controls" in refused(wrong)
+    kept = {
+        spoken(call("evaluate", "with", *FEW, *more, "--json"))["answers"]
+        for more in ((), ("--control", "stochasticity=on"))
+    }
+    assert len(kept) == 2

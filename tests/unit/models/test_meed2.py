@@ -1,0 +1,192 @@
+"""MEED2: subwords, labels that the decoder is told, and a label that a user asks for."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from attune.models.base import PAIRED, Progress
+from attune.models.decoding import Decoding
+from attune.models.labels import LABELS
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.data.prepare import read_samples
+from attune.platform.evaluation.evaluate import evaluate, predictions
+from attune.platform.runs import model as runs
+from attune.platform.serving.responder import Responder
+from attune.platform.text import subwords
+from attune.platform.text.subwords import Subwords
+from attune.platform.text.vocabulary import END, SPECIALS
+from attune.platform.training import setup as start
+from tests.runs import write_run
+
+TEXTS = ["i lost my keys .", "i lost my dog , too !", "that is 'n awful émotion ."]
+
+
+@pytest.fixture(scope="module")
+def known():
+    return Subwords.learn(TEXTS * 3, 300)
+
+
+def test_subwords_give_back_the_words_of_any_text(known):
+    words, foreign = "i lost my wallet .", "日本 keys !"
+    numbers = known.encode(pl.Series([words, None, "", foreign])).to_list()
+    assert [" ".join(known.decode(each)) for each in numbers] == [words, "", "", foreign]
+    assert min(numbers[0]) >= len(SPECIALS)
+    ended = [*numbers[0], known.numbers[END], *numbers[3]]
+    assert " ".join(known.decode(ended)) == words
+    assert known.shown(known.encode(pl.Series(["i lost"])).to_list()[0]) == ["i", "lost"]
+    assert len(numbers[0]) > 5
+    assert known.count_words(np.array([*numbers[0], known.numbers[END]])) == 6
+    assert known.count_words(np.array(numbers[3])) == 3
+
+
+def test_subwords_are_saved_and_read(known, tmp_path):
+    known.save(tmp_path / "vocabulary.txt")
+    read = subwords.load(tmp_path / "vocabulary.txt")
+    told = pl.Series(TEXTS)
+    assert read.tokens == known.tokens
+    assert read.encode(told).to_list() == known.encode(told).to_list()
+    assert Subwords.learn(TEXTS * 3, 300).tokens == known.tokens
+
+
+def test_tokenizers_that_cannot_be_used(tmp_path, tiny_encoder):
+    with pytest.raises(UsageError, match="at least 265 is expected"):
+        Subwords.learn(TEXTS, 100)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"no tokenizer\.json"):
+        Subwords.read(tmp_path / "tokenizer.json")
+    with pytest.raises(UsageError, match="a byte-level one is expected"):
+        Subwords.read(tiny_encoder / "tokenizer.json")
+
+
+def test_a_run_learns_subwords_of_its_corpus(prepared, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    run = start.new_run("meed2", data=str(prepared), preset="tiny", name="pieces")
+    model = start.model_of(run)
+    assert isinstance(model.vocabulary, Subwords)
+    assert len(model.vocabulary) == 600
+    columns = model.columns(read_samples(prepared, "valid").head(3))
+    labels = read_samples(prepared, "valid").head(3)["response_label"]
+    assert [LABELS[number] for number in columns["response_label"]] == labels.to_list()
+    assert (columns["context_labels"].lengths == columns["context"].lengths).all()
+
+
+def test_data_without_labels_are_refused(prepared, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    unlabelled = tmp_path / "data"
+    unlabelled.mkdir()
+    for path in prepared.iterdir():
+        (unlabelled / path.name).write_bytes(path.read_bytes())
+    for split in ("train", "valid"):
+        samples = pl.read_parquet(prepared / f"{split}.parquet")
+        none = samples.with_columns(response_label=pl.lit(None, dtype=pl.String))
+        none.write_parquet(unlabelled / f"{split}.parquet")
+    with pytest.raises(DataError, match="attune annotate emotions"):
+        start.new_run("meed2", data=str(unlabelled), preset="tiny")
+    start.new_run("meed2-no-emotion", data=str(unlabelled), preset="tiny")
+
+
+def test_the_decoder_is_told_the_true_label_in_training_and_the_predicted_one_later(build, batch):
+    variant = build("meed2", dropout=0.0).variant
+    other = {**batch.tensors, "response_label": (batch["response_label"] + 1) % len(LABELS)}
+    changed = type(batch)(tensors=other, samples=batch.samples, tokens=batch.tokens)
+
+    def nll(given):
+        return variant.losses({PAIRED: given}, Progress())["nll"]
+
+    variant.train()
+    assert nll(batch) != nll(changed)
+    variant.eval()
+    assert nll(batch) == nll(changed)
+
+
+@torch.no_grad()
+def test_perplexity_may_be_that_of_the_true_label(build, batch):
+    variant = build("meed2").variant.eval()
+    assert not torch.equal(variant.told_log_likelihood(batch), variant.log_likelihood(batch))
+    predicted = variant.predict(batch)["response_label"].argmax(dim=-1)
+    right = {**batch.tensors, "response_label": predicted}
+    as_if = type(batch)(tensors=right, samples=batch.samples, tokens=batch.tokens)
+    assert torch.equal(variant.told_log_likelihood(as_if), variant.log_likelihood(batch))
+    plain = build("meed2-no-emotion").variant.eval()
+    assert torch.equal(plain.told_log_likelihood(batch), plain.log_likelihood(batch))
+
+
+@torch.no_grad()
+def test_a_label_that_is_asked_for_reaches_every_word(build, batch):
+    variant = build("meed2").variant.eval()
+    start_token = torch.full((len(batch),), variant.facts.specials["<sos>"])
+
+    def second_logits(label):
+        state = variant.encode(batch, {"label": label})
+        _, state = variant.next_logits(start_token, state)
+        return variant.next_logits(start_token, state)[0]
+
+    predicted = variant.predict(batch)["response_label"].argmax(dim=-1)
+    asked = second_logits(LABELS[predicted[0]])
+    assert torch.allclose(asked[0], second_logits("predicted")[0], atol=1e-6)
+    assert not torch.allclose(asked, second_logits("wishing"), atol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["meed2", "meed2-joint"])
+def test_explanations(build, batch, name):
+    variant = build(name).variant.eval()
+    words = (batch["context"] >= len(SPECIALS)).sum(dim=1).tolist()
+    for row, explanation in enumerate(variant.explain(batch)):
+        assert sum(explanation.response_label.values()) == pytest.approx(1.0, abs=1e-5)
+        assert len(explanation.by_word["tells the label"]) == words[row]
+        assert len(explanation.word_labels) == words[row]
+        assert set(explanation.word_labels) <= {"", *LABELS}
+
+
+def test_the_predictor_is_measured(build, test_samples, test_columns, vocabulary):
+    variant = build("meed2").variant
+    few = {name: column[np.arange(40)] for name, column in test_columns.items()}
+    found = evaluate(
+        variant, test_samples.head(40), few, vocabulary, Decoding(max_tokens=2)
+    ).metrics
+    predicted = predictions(variant, few)["response_label"].argmax(axis=1)
+    right = (predicted == few["response_label"]).mean()
+    assert found["response_label_accuracy"] == pytest.approx(right)
+    assert found["response_label_weighted_recall"] == pytest.approx(right)  # as it always is
+    told = evaluate(
+        variant, test_samples.head(40), few, vocabulary, Decoding(max_tokens=2), told=True
+    ).metrics
+    assert {name for name in found if found[name] != told[name]} == {
+        "perplexity", "perplexity_sample_mean",
+    }  # fmt: skip
+
+
+def test_predictor_and_dialogue_learn_apart_or_together(build):
+    apart, together = build("meed2").variant.stages(), build("meed2-joint").variant.stages()
+    assert [stage.name for stage in apart] == ["predictor", "dialogue"]
+    assert apart[0].players == {"predictor": ("predictor",)}
+    assert "predictor" not in apart[1].players["model"]
+    assert [stage.updates[0].weights for stage in together] == [{"nll": 1.0, "label": 1.0}]
+    assert len(build("meed2-no-emotion").variant.stages()) == 1
+    slower = build("meed2", predictor_rate=0.5).variant.stages()
+    assert [stage.rate for stage in slower] == [0.5, 1.0]
+
+
+def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
+    build, prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    intents = build("intent-classifier")
+    for name, model in {"teller": intents, "other": build("mime")}.items():
+        run = write_run(tmp_path, name, model.name)
+        runs.save(model, run.model)
+    with pytest.raises(UsageError, match="name a run of intent-classifier"):
+        start.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "other"})
+    named = {"labeller": "intent-classifier@latest"}
+    told = start.new_run("meed2", data=str(prepared), preset="tiny", changes=named)
+    alone = start.new_run("meed2", data=str(prepared), preset="tiny", name="alone")
+    assert "labeller=RUN" in alone.notice
+    assert not told.notice
+    folder = tmp_path / "moved"
+    runs.save(start.model_of(told), folder)
+    [answer] = Responder(folder).respond([["I lost my keys .", "Oh no !", "Yes ."]])
+    labels = answer.explanation.word_labels
+    assert set(labels) <= set(LABELS)
+    assert len(set(labels[:3])) == 1  # one for each utterance

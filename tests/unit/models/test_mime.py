@@ -1,0 +1,193 @@
+"""MIME: groups, the latent, who mimics whom, and what the ablations leave out."""
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from attune.models import mime
+from attune.models.base import PAIRED, Progress
+from attune.models.decoding import decode
+from attune.models.latents import divergence
+from attune.platform.core.errors import UsageError
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.training import settings
+from tests.contract import rows_of
+
+
+def logits_of(variant, batch, controls=None):
+    start = torch.full((len(batch),), variant.facts.specials["<sos>"])
+    with torch.no_grad():
+        return variant.next_logits(start, variant.encode(batch, controls))[0]
+
+
+def test_the_groups_of_table_1():
+    assert sorted(name for names in mime.TABLE_1.values() for name in names) == sorted(EMOTIONS)
+    config = settings.configure("mime")[0]
+    groups = mime.groups_of(config, EMOTIONS)
+    assert [len(members) for members in groups.values()] == [13, 19]
+    assert EMOTIONS.index("surprised") in groups["positive"]
+    config = settings.configure("mime", "tiny", {"moved": "surprised, anticipating"})[0]
+    groups = mime.groups_of(config, EMOTIONS)
+    assert EMOTIONS.index("surprised") in groups["negative"]
+    assert EMOTIONS.index("anticipating") in groups["positive"]
+    assert [len(members) for members in groups.values()] == [13, 19]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"moved": "suprised"}, "moved=suprised: 'suprised' is none of afraid, angry"),
+        ({"grouping": "false"}, "mimicry=true needs grouping=true"),
+        ({"positive_threshold": "1"}, "between 0 and 1"),
+        ({"gate": "wide"}, "unknown value of gate 'wide'"),
+    ],
+)
+def test_settings_that_make_no_sense(changes, message):
+    with pytest.raises(UsageError, match=message):
+        settings.configure("mime", "tiny", changes)
+
+
+def test_divergence():
+    torch.manual_seed(0)
+    mean, log_variance, prior_mean, prior_log_variance = torch.randn(4, 3, 8)
+    posterior = Normal(mean, (0.5 * log_variance).exp())
+    prior = Normal(prior_mean, (0.5 * prior_log_variance).exp())
+    found = divergence(mean, log_variance, prior_mean, prior_log_variance)
+    assert torch.allclose(found, kl_divergence(posterior, prior).sum(dim=1), rtol=1e-4)
+
+
+@torch.no_grad()
+def test_evidence_bounds(build, batch):
+    """The true emotion's likelihood counts in its own group, the divergence in both."""
+    variant = build("mime").variant.eval()
+    context = variant.read(variant.embedded(batch))[:, 0]
+    felt = variant._felt_in_training(context, batch["emotion"], Progress())
+    for group, (members, bound) in enumerate(
+        zip(variant.groups.values(), felt.bounds, strict=True)
+    ):
+        for row, emotion in enumerate(batch["emotion"].tolist()):
+            own = emotion in members
+            given = variant.emotions.weight[emotion if own else members].reshape(-1, 32).mean(dim=0)
+            prior = [each[group] for each in variant.prior(context[row : row + 1])]
+            both = torch.cat([context[row], given])[None]
+            mean, log_variance = (each[group] for each in variant.posterior(both))
+            expected = divergence(mean, log_variance, *prior)
+            if own:
+                shares = variant.choose(mean)[:, members].log_softmax(dim=-1)
+                expected = expected - shares[0, members.index(emotion)]
+            assert torch.allclose(bound[row], expected, atol=1e-4)
+
+
+def test_likely_emotions_decide_who_mimics(build, batch):
+    """With mimicry the polarity counts, without it does not."""
+    for name, counts in (("mime", True), ("mime-no-mimicry", False)):
+        high, low = (
+            build(name, positive_threshold=threshold).variant.eval() for threshold in (0.999, 0.001)
+        )
+        assert torch.allclose(logits_of(high, batch), logits_of(low, batch)) is not counts
+
+
+@torch.no_grad()
+def test_the_likeliest_emotion_decides_by_default(build):
+    variant = build("mime").variant
+    logits = torch.randn(200, 32)
+    likeliest = torch.isin(logits.argmax(dim=1), torch.tensor(variant.groups["positive"]))
+    assert torch.equal(variant._first_group(logits), likeliest)
+    assert 20 < likeliest.sum() < 180
+
+
+@torch.no_grad()
+def test_words_are_told_the_emotion(build, batch):
+    """Eq. 20-23 as they are written: each word with the emotion behind it, an encoder for each."""
+    variant = build("mime").variant.eval()
+    words = variant.embedded(batch)
+    source = variant.read(words)
+    shares = variant._felt(source[:, 0])
+    felt = [
+        own[:, members] @ variant.emotions.weight[members]
+        for own, members in zip(shares, variant.groups.values(), strict=True)
+    ]
+    refined = []
+    for emotion in (felt[1], felt[0]):  # all are negative: the negative one mimics
+        joined = torch.cat([source[:, 1:], emotion[:, None].expand(-1, source.shape[1] - 1, -1)], 2)
+        refined.append(variant.refine(variant.tell(joined), words.mask[..., 1:]))
+    both = torch.cat(refined, dim=2)
+    expected = variant.fuse(variant.contribution(both).sigmoid() * both)
+    negative = torch.zeros(len(batch), dtype=torch.bool)
+    fused, _ = variant._refined(source, words, shares, negative)
+    real = words.mask[:, 0, 0, 1:]
+    assert torch.allclose(fused[real], expected[real], atol=1e-4)
+
+
+def test_samples_of_the_latent(build, batch):
+    variant = build("mime").variant.eval()
+    on = {"stochasticity": "on"}
+    calm, sampled = logits_of(variant, batch), logits_of(variant, batch, on)
+    assert not torch.allclose(calm, sampled, atol=1e-4)
+    assert torch.equal(sampled, logits_of(variant, batch, {**on, "seed": "0"}))
+    assert not torch.allclose(sampled, logits_of(variant, batch, {**on, "seed": "1"}), atol=1e-4)
+    for row in (0, 7):  # a sample's own noise, whatever batch it comes in
+        alone = logits_of(variant, rows_of(batch, [row]), on)
+        assert torch.allclose(alone[0], sampled[row], atol=1e-4)
+    frozen = build("mime-no-stochasticity").variant.eval()
+    assert torch.equal(logits_of(frozen, batch), logits_of(frozen, batch, on))
+    cold = build("mime", sampling_temperature=0.0).variant.eval()
+    assert torch.equal(logits_of(cold, batch), logits_of(cold, batch, on))
+    assert len(decode(variant, batch, controls=on)) == len(batch)
+
+
+def test_training_is_stochastic_and_looking_is_not(build, batch):
+    variant = build("mime").variant.train()
+
+    def nll():
+        return variant.losses({PAIRED: batch}, Progress())["nll"].item()
+
+    assert nll() != nll()
+    variant.eval()
+    assert nll() == nll()
+    without = build("mime-no-stochasticity").variant.train()
+    one, other = (without.losses({PAIRED: batch}, Progress())["nll"].item() for _ in range(2))
+    assert one == other
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mime", "mime-no-mimicry", "mime-no-mimicry-no-grouping"])
+@pytest.mark.parametrize("gate", ["each", "pair", "open"])
+def test_explanations(build, batch, name, gate):
+    variant = build(name, gate=gate).variant.eval()
+    expected = {
+        "mime": {"gate mimicking", "gate non-mimicking"},
+        "mime-no-mimicry": {"gate positive", "gate negative"},
+        "mime-no-mimicry-no-grouping": {"gate all"},
+    }[name]
+    for row, explanation in enumerate(variant.explain(batch)):
+        assert sum(explanation.groups.values()) == pytest.approx(1.0)
+        positive = sum(explanation.emotion[n] for n in mime.TABLE_1["positive"])
+        if variant.config.grouping:
+            assert explanation.groups["positive"] == pytest.approx(positive, abs=1e-5)
+        for name_of_group, shares in explanation.response_emotion.items():
+            assert sum(shares.values()) == pytest.approx(1.0, abs=1e-5)
+            assert len(shares) == len(variant.groups[name_of_group])
+        assert set(explanation.by_word) == expected
+        for values in explanation.by_word.values():
+            assert len(values) == int((batch["context"][row] != 0).sum()) - 1
+            assert all(0 <= value <= 1 for value in values)
+            if gate == "open":
+                assert set(values) == {1.0}
+
+
+def test_the_divergence_is_annealed_in_training_alone(build, batch):
+    variant = build("mime", annealing_steps=10).variant
+    context = torch.randn(len(batch), variant.config.width)
+    bounds = {}
+    for training in (True, False):
+        variant.train(training)
+        for step in (0, 5, 10, 20):
+            torch.manual_seed(0)
+            felt = variant._felt_in_training(context, batch["emotion"], Progress(step=step))
+            bounds[training, step] = felt.bounds.detach()
+    divergence = bounds[True, 10] - bounds[True, 0]
+    assert (divergence > 0).all()
+    assert torch.allclose(bounds[True, 5] - bounds[True, 0], divergence / 2, atol=1e-5)
+    assert torch.equal(bounds[True, 20], bounds[True, 10])
+    assert torch.equal(bounds[False, 0], bounds[False, 20])

@@ -1,0 +1,121 @@
+"""The contract over every variant and ablation: a new system is covered by being listed."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from attune.jobs import demo
+from attune.models import VARIANTS, all_variants, load
+from attune.models.base import DialogueVariant
+from attune.platform.core.errors import UsageError
+from attune.platform.core.settings import PRESETS, find_variant
+from attune.platform.training import settings
+from tests import contract
+
+NAMES = sorted(all_variants())
+DIALOGUE = [name for name in NAMES if issubclass(all_variants()[name][0], DialogueVariant)]
+
+
+@pytest.fixture(params=NAMES)
+def model(request, build):
+    return build(request.param)
+
+
+@pytest.fixture(params=DIALOGUE)
+def dialogue(request, build):
+    return build(request.param)
+
+
+def test_terms_are_tensors_that_learn(model, batch):
+    contract.check_terms_are_tensors_that_learn(model.variant, batch)
+
+
+def test_no_module_is_built_in_a_forward(model, batch):
+    contract.check_no_module_is_built_in_a_forward(model.variant, batch)
+
+
+def test_each_player_moves_itself_and_nobody_else(model, batch):
+    contract.check_each_player_moves_itself_and_nobody_else(model.variant, batch)
+
+
+def test_parts_add_up(model, batch):
+    contract.check_parts_add_up(model.variant, batch)
+
+
+def test_saved_is_loaded(model, batch, tmp_path):
+    contract.check_saved_is_loaded(model, batch, tmp_path)
+
+
+def test_truth_is_not_used(model, batch):
+    contract.check_truth_is_not_used(model.variant, batch)
+
+
+def test_a_batch_gives_what_its_samples_give(model, batch):
+    contract.check_a_batch_gives_what_its_samples_give(model.variant, batch)
+
+
+def test_learns_by_heart(model, batch):
+    contract.check_learns_by_heart(model.variant, batch)
+
+
+def test_steps_equal_all_at_once(dialogue, batch):
+    contract.check_steps_equal_all_at_once(dialogue.variant, batch)
+
+
+def test_likelihood_term(dialogue, batch):
+    contract.check_likelihood_term(dialogue.variant, batch)
+
+
+def test_answers_are_text(dialogue, batch):
+    contract.check_answers_are_text(dialogue, batch)
+
+
+def test_the_same_seed_builds_the_same_model(build):
+    for name in NAMES:
+        one, other = build(name).variant.state_dict(), build(name).variant.state_dict()
+        assert all(one[key].equal(other[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_what_a_variant_says_of_itself_is_true(name):
+    variant = load(name)
+    fields = {field.name for field in dataclasses.fields(variant.Config)}
+    assert set(variant.presets) == set(PRESETS)
+    for preset in variant.presets:
+        settings.configure(name, preset)
+    for ablation, fixed in variant.ablations.items():
+        assert ablation not in VARIANTS
+        assert set(fixed) <= fields
+    for space in variant.search_spaces.values():
+        assert set(space) <= fields
+    assert variant.__doc__
+    if name != "dummy":
+        module = typing.cast(str, __import__(variant.__module__, fromlist=["x"]).__doc__)
+        assert "Deviations:" in module
+
+
+def test_the_demo_has_one_variant_of_each_system_that_answers():
+    systems = [find_variant(name)[0].system for name in demo.PLAN]
+    answering = {name for name in VARIANTS if name in DIALOGUE} - {"dummy"}
+    assert sorted(systems) == sorted({load(name).system for name in answering})
+
+
+def test_settings_are_typed():
+    config = settings.configure("multi-trs", "tiny", {"width": "64", "tied": "false"})[0]
+    assert (config.width, config.tied) == (64, False)
+    assert settings.configure("multi-trs", "tiny", {"dropout": "0"})[0].dropout == 0.0
+    for changes, message in (
+        ({"widht": "64"}, "unknown setting 'widht': did you mean 'width'"),
+        ({"width": "wide"}, "width=wide: int is expected"),
+        ({"width": "1.5"}, "int is expected"),
+        ({"tied": "1"}, "bool is expected"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            settings.configure("multi-trs", "tiny", changes)
+    with pytest.raises(UsageError, match="top_k=-1: at least 0 is expected"):
+        settings.configure("moel", "tiny", {"top_k": "-1"})
+    with pytest.raises(UsageError, match="did you mean 'multi-trs'"):
+        settings.configure("multitrs")
+    with pytest.raises(UsageError, match="unknown preset 'huge'"):
+        settings.configure("multi-trs", "huge")

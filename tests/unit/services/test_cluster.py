@@ -1,0 +1,60 @@
+"""How runs share the machines of a cluster."""
+
+import pytest
+
+from attune.platform.core.errors import UsageError
+from attune.platform.runs import record as store
+from attune.platform.services import cluster, stack
+from attune.platform.services.cluster import _shared
+from attune.platform.training import driver
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "runs", "at_once", "cores"),
+    [
+        ([2], 1, 1, 1, 2),  # alone: all of it
+        ([2], 2, 1, 1, 1),
+        ([2], 1, 3, 2, 1),  # two at a time, a core each
+        ([16], 1, 3, 3, 5),
+        ([4, 4], 1, 3, 3, 2),  # three would not fit with more: two on one machine
+        ([5, 5], 3, 1, 1, 2),
+        ([4, 4], 1, 2, 2, 4),
+        ([2], 4, 1, 1, 1),  # too many workers is for Ray to say
+    ],
+)
+def test_everyone_gets_as_much_as_all_can_have(machines, workers, runs, at_once, cores):
+    assert _shared(machines, workers, runs) == (at_once, cores)
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "runs", "asked", "at_once"),
+    [([8], 1, 3, 2, 3), ([8], 2, 3, 2, 2), ([2], 1, 2, 4, 1), ([4, 4], 1, 9, 3, 2)],
+)
+def test_cores_that_were_asked_for(machines, workers, runs, asked, at_once):
+    assert _shared(machines, workers, runs, asked) == (at_once, asked)
+
+
+def test_a_job_server_is_no_head(monkeypatch):
+    """RAY_ADDRESS may name either; Ray itself joins a head only."""
+    part = stack.Part(name=stack.RAY, pid=1, started=0, mark="", port=8265, ports={"head": 6000})
+    monkeypatch.setattr(stack, "running", lambda _: part)
+    assert cluster._head("http://localhost:8265") == "127.0.0.1:6000"
+    for joined in (None, "127.0.0.1:6000", "head:6379", "auto"):
+        assert cluster._head(joined) == joined
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    with pytest.raises(UsageError, match=r"for 'attune submit .* such as HOST:6379"):
+        cluster.connect()
+
+
+def test_a_run_that_finds_no_cluster_has_failed(tmp_path, monkeypatch):
+    """Nobody trains it, so it must not be listed as running, nor MLflow be told of it."""
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    run = store.Run(
+        name="r", folder=tmp_path, variant="dummy", preset="tiny", config={}, training={}, data={}
+    )
+    run.write()
+    with pytest.raises(UsageError, match="job server"):
+        driver.train(run)
+    found = store.read(tmp_path)
+    assert (found.status, found.run_id) == ("failed", None)
+    assert "job server" in found.error

@@ -1,0 +1,172 @@
+"""Jobs without a cluster: what is typed, what is shipped, what a run knows of its job."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from attune.jobs import cli, unpack
+from attune.jobs.jobs import _again
+from attune.jobs.submit import _named, _option, _parsed
+from attune.platform.core.commit import VARIABLE, commit
+from attune.platform.core.errors import UsageError
+from attune.platform.runs import log as logs
+from attune.platform.runs import record as store
+from attune.platform.services import jobs
+from attune.platform.services.cluster import unmet
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "said"),
+    [
+        ({"CPU": 2.0}, {}, "2 CPUs: 0 of 2 free"),
+        ({"CPU": 1.0}, {"CPU": 0.5}, "1 CPU: 0.5 of 2 free"),
+        ({"CPU": 1.0, "GPU": 2.0}, {"CPU": 2.0}, "2 GPUs: 0 of 0 free"),
+        ({"CPU": 2.0}, {"CPU": 2.0}, "2 CPUs: 2 of 2 free"),  # on two machines, say
+    ],
+)
+def test_what_a_job_waits_for(wanted, free, said):
+    assert unmet(wanted, free, {"CPU": 2.0}) == said
+
+
+def attune(*arguments, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["attune", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("submit", "--", "trian", "mime"), "did you mean 'train'?"),
+        (("submit", "--", "up"), "unknown command 'up'"),
+        (("submit", "--", "train", "mime", "--stpes", "1"), "--stpes"),
+        (("submit", "train", "mime", "--preset", "tiny", "--stpes", "1"), "--stpes"),
+        (("submit", "--", "data", "prepare", "--sorce", "x"), "--sorce"),
+        (("submit", "--home", "there", "--", "runs"), "beginning with '/'"),
+        (("submit", "--upload", "nowhere", "--", "runs"), "does not exist"),
+        (("submit", "--upload", ".", "--", "runs"), "the command does not name it"),
+        (("submit", "--gpus-per-worker", "-1", "--", "runs"), "gpus-per-worker"),
+        (("jobs", "logs"), "JOB"),
+        (("jobs", "list", "--address", "http://127.0.0.1:9"), "'attune up'"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_what_is_wrong_is_said_before_there_is_a_job(arguments, said, capsys, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    code, told = attune(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 2
+    assert said in told
+
+
+@pytest.fixture
+def parsed():
+    import typer
+
+    group = typer.main.get_command(cli.app)
+    return lambda command: _parsed(group, command)
+
+
+def test_a_run_or_sweep_has_its_name_before_it_begins(home, parsed):
+    train = ["train", "dummy", "--max-steps", "2"]
+    for number in (1, 2):  # the second is submitted before the first has begun
+        expected = [*train, "--name", f"dummy-bundled-{number}"]
+        assert _named(train, parsed(train)) == expected
+    given = ["train", "dummy", "--data", "some/folder"]
+    assert _named(given, parsed(given))[-1] == "dummy-folder-1"
+    tune = ["tune", "dummy", "--space", "optimizer"]
+    assert _named(tune, parsed(tune)) == [*tune, "--name", "tune-dummy-1"]
+    for other in (
+        ["train", "dummy", "--name", "mine"],
+        ["train", "dummy", "--resume"],
+        ["tune", "list"],
+        ["runs"],
+    ):
+        assert _named(other, parsed(other)) == other
+    assert not list(store.all_runs())  # names that are kept free are no runs
+    assert home.is_dir()
+    assert _option(["train", "--name=mine"], "--name") == "mine"
+
+
+def test_data_is_shipped_by_what_it_holds_and_kept(tmp_path, home, monkeypatch):
+    folder, file = tmp_path / "mine", tmp_path / "words.txt"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    file.write_text("b")
+    packed, places = jobs.pack([folder, file], tmp_path / "packed", f"{home}/{jobs.UPLOADS}")
+    again = jobs.pack([folder, file], tmp_path / "again", f"{home}/{jobs.UPLOADS}")[1]
+    assert places == again
+    for _ in range(2):  # the second job finds it there
+        unpack.unpack(packed)
+    assert (home / jobs.UPLOADS).is_dir()
+    for path, content in ((folder, "a"), (file, "b")):
+        place = places[str(path)]
+        found = os.path.join(place, "a.txt") if path.is_dir() else place  # noqa: PTH118
+        with open(found) as there:  # noqa: PTH123
+            assert there.read() == content
+    (folder / "a.txt").write_text("changed")
+    assert jobs.pack([folder], tmp_path / "changed", "x")[1] != {
+        str(folder): places[str(folder)].replace(str(home / jobs.UPLOADS), "x")
+    }
+    monkeypatch.setattr(jobs, "MOST_UPLOADED", 3)
+    with pytest.raises(UsageError, match="on a disk that the cluster sees"):
+        jobs.pack([folder], tmp_path / "large", "x")
+
+
+def test_the_server_that_is_meant(home, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert jobs.address_of(None) == jobs.JOB_SERVER
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:1")
+    assert jobs.address_of(None) == "http://head:1"
+    assert jobs.address_of("http://other:2") == "http://other:2"
+    assert not home.exists()  # to ask leaves nothing behind
+
+
+class Client:
+    """A job server that keeps what it is sent."""
+
+    def submit_job(self, **sent):
+        self.sent = sent
+
+
+def test_a_job_knows_its_commit_and_how_to_go_on(home, monkeypatch):
+    """Its code comes as a wheel, which has no history to ask."""
+    monkeypatch.setattr(jobs.wheel, "build", lambda folder: folder / "attune.whl")
+    cluster = object.__new__(jobs.Jobs)
+    cluster.address, cluster.client = "http://head:8265", Client()
+    options = ["--address", "http://head:8265", "--upload", "my data"]
+    train = ["train", "dummy", "--data", "my data", "--name", "mine"]
+    cluster.submit(train, options=options, run="mine")
+    sent = cluster.client.sent
+    variables = sent["runtime_env"]["env_vars"]
+    assert variables["ATTUNE_HOME"] == str(home)
+    assert variables[VARIABLE] == commit()
+    monkeypatch.setenv(VARIABLE, "abc")  # as the job finds it
+    assert commit() == "abc"
+    job = jobs.Job(id="j", state="STOPPED", began=0, **sent["metadata"])
+    again = "attune submit --address http://head:8265 --upload 'my data' -- "
+    assert _again(job) == f"{again}train dummy --data 'my data' --name mine --resume"
+
+
+def test_log_lines_carry_all_ids(tmp_path, monkeypatch):
+    run = store.Run(
+        name="r", folder=tmp_path, variant="dummy", preset="tiny", config={}, training={}, data={},
+        run_id="m1",
+    )  # fmt: skip
+    monkeypatch.setenv(logs.JOB, "train-1")
+    monkeypatch.setenv(logs.TRIAL, "t7")
+    logs.write(run, "something happened", "warning")
+    assert logs.text_file(run).read_text() == "something happened\n"
+    line = json.loads((tmp_path / logs.LINES).read_text())
+    expected = {"level": "warning", "message": "something happened", "run": "r", "run_id": "m1",
+                "trial": "t7", "job": "train-1"}  # fmt: skip
+    assert expected.items() <= line.items()
+    assert logs.ids() == {logs.JOB: "train-1", logs.TRIAL: "t7"}

@@ -1,0 +1,139 @@
+"""Starting and stopping the parts of the local stack, with small servers in their places."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from attune.platform.core.errors import ServiceError, UsageError
+from attune.platform.services import stack
+
+SERVER = """
+import http.server, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler)\\
+    .serve_forever()
+"""
+DEAD = "print('no room in here'); raise SystemExit(1)"
+
+
+@pytest.fixture
+def ports(tmp_path, monkeypatch):
+    """A home with servers for Ray and MLflow; the page is left out."""
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    monkeypatch.setattr(stack, "PARTS", (stack.RAY, stack.MLFLOW))
+    monkeypatch.setattr(stack, "_ray", lambda port, *_: command(SERVER, port))
+    monkeypatch.setattr(stack, "_mlflow", lambda port, *_: command(SERVER, port))
+    for name in stack.CHECKS:
+        monkeypatch.setitem(stack.CHECKS, name, lambda part: stack.ask(part, "/"))
+    yield dict(zip((stack.RAY, stack.MLFLOW), stack._free_ports(2), strict=True))
+    stack.down()
+
+
+def command(code, port):
+    return [sys.executable, "-c", code, str(port)]
+
+
+def test_starting_twice_is_harmless_and_what_died_is_started_again(ports):
+    first = stack.up(ports)
+    assert all(part.problem() == "" for part in first.values())
+    assert stack.up({}) == first == stack.parts()
+    os.kill(first[stack.RAY].pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(first[stack.RAY].pid)], 10)
+    assert "not running" in first[stack.RAY].problem()
+    said = []
+    again = stack.up(ports, say=said.append)
+    assert said == ["ray has died: starting it again", "starting ray ..."]
+    assert again[stack.MLFLOW] == first[stack.MLFLOW]
+    assert again[stack.RAY].pid != first[stack.RAY].pid
+    assert first[stack.RAY].processes() == []  # what the dead one had started is gone, too
+
+
+def test_exactly_what_was_started_is_stopped(ports):
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    found = stack.up(ports)
+    ours = [process for part in found.values() for process in part.processes()]
+    assert len(ours) == 4  # with a child each, in a session of its own
+    assert [part.name for part in stack.down()] == [stack.RAY, stack.MLFLOW]
+    assert not any(process.is_running() for process in ours)
+    assert stack.parts() == {}
+    assert stack.down() == []
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_a_process_that_got_the_same_number_is_let_live(ports):
+    part = stack.up(ports)[stack.RAY]
+    stack.down()
+    other = {**vars(part), "pid": os.getpid()}
+    (stack.folder() / "stack.json").write_text(json.dumps({"parts": [other]}))
+    assert not stack.parts()[stack.RAY].alive()
+    assert stack.running(stack.RAY) is None
+    stack.down()  # and this test is still there to tell
+
+
+def test_what_does_not_come_up_takes_the_rest_down_and_shows_its_log(ports, monkeypatch):
+    monkeypatch.setattr(stack, "_mlflow", lambda port, *_: command(DEAD, port))
+    begun = []
+    started = stack._started
+    monkeypatch.setattr(stack, "_started", lambda *a: begun.append(started(*a)) or begun[-1])
+    with pytest.raises(ServiceError, match=r"mlflow did not come up[^$]*no room in here"):
+        stack.up(ports)
+    assert [part.name for part in begun] == [stack.RAY, stack.MLFLOW]
+    assert not any(part.processes() for part in begun)
+    assert stack.parts() == {}
+
+
+def test_a_port_in_use_is_named_with_its_holder_and_the_option(ports):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            UsageError, match=rf"port {port} .*process {os.getpid()}.*--mlflow-port \d+"
+        ):
+            stack.up({**ports, stack.MLFLOW: port})
+        with pytest.raises(UsageError, match="--ray-port"):
+            stack.up(ports, head_port=port)
+    assert stack.parts() == {}
+
+
+def test_what_runs_cannot_be_asked_to_be_another(ports):
+    stack.up(ports)
+    with pytest.raises(UsageError, match="ray runs already at port"):
+        stack.up({stack.RAY: 1})
+    with pytest.raises(UsageError, match="without a password"):
+        stack.up({}, password=True)
+
+
+def test_secrets_are_for_their_owner_and_stay(ports):
+    stack.up(ports, password=True)
+    kept = {path: path.read_text() for path in (stack.token_file(), stack.password_file())}
+    for path, text in kept.items():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert len(text) == 64
+    stack.down()
+    stack.up(ports)
+    assert kept[stack.token_file()] == stack.token_file().read_text()
+
+
+def test_only_its_own_address_is_the_stacks(ports):
+    part = stack.up(ports)[stack.RAY]
+    assert stack.is_stack(part.address)
+    assert stack.is_stack(part.address.replace("127.0.0.1", "localhost"))
+    assert stack.is_stack(stack.head_address(part))
+    for other in (f"http://127.0.0.1:{ports[stack.MLFLOW]}", f"http://head:{part.port}", "auto"):
+        assert not stack.is_stack(other)
+
+
+def test_damaged_state_is_named(ports):
+    (stack.folder()).mkdir(exist_ok=True)
+    (stack.folder() / "stack.json").write_text("{")
+    with pytest.raises(UsageError, match=r"stack\.json is damaged"):
+        stack.up(ports)
+    (stack.folder() / "stack.json").unlink()

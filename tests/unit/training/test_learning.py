@@ -1,0 +1,118 @@
+"""The systems learn the bundled corpus in a plain loop in this process, no trainer involved.
+
+What is learned is held against models that are counted in a second: a bag of words for the emotion,
+the frequency of each word for the response. The last epoch counts; test is looked at once.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.naive_bayes import MultinomialNB
+from torch import nn
+
+from attune.models.base import PAIRED, Progress
+from attune.platform.batching.encoding import Stream
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.data.prepare import read_samples
+from attune.platform.evaluation import metrics
+from attune.platform.evaluation.evaluate import score
+from attune.platform.training import settings
+from attune.platform.training.loop import total_loss, trainable_only
+from attune.platform.training.schedules import rate
+from tests.contract import likelihood_stages, parameters_of
+
+CHANCE = 1 / len(EMOTIONS)
+
+
+@pytest.fixture(scope="module")
+def valid_columns(prepared, encoded):
+    return encoded(read_samples(prepared, "valid"))
+
+
+def taught(variant, stage, columns, training, *, seed=0):
+    """Train a stage of one player as its settings say."""
+    [update] = stage.updates
+    parts = stage.players[update.player]
+    parameters = parameters_of(variant, parts)
+    optimizer = torch.optim.AdamW(parameters, weight_decay=training.weight_decay)
+    stream = Stream(columns, size=training.batch_size, seed=seed)
+    steps = training.max_epochs * len(stream.plan(0))
+    step = 0
+    with torch.random.fork_rng(), trainable_only(variant, parts):
+        torch.manual_seed(seed)
+        variant.train()
+        for epoch in range(training.max_epochs):
+            for batch in stream.epoch(epoch):
+                optimizer.param_groups[0]["lr"] = rate(training, step, steps)
+                progress = Progress(step=step, share=step / steps)
+                losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
+                optimizer.zero_grad()
+                total_loss(update, losses).backward()
+                nn.utils.clip_grad_norm_(parameters, training.gradient_clipping)
+                optimizer.step()
+                step += 1
+
+
+def judged(variant, columns):
+    """Perplexity, and the share of emotions it knows (None where it predicts none)."""
+    found = score(variant, columns)
+    perplexity = metrics.perplexity(found["log_likelihood"], columns["response"].lengths)
+    known = None
+    if "emotion" in found:
+        known = float((found["emotion"].argmax(axis=1) == columns["emotion"]).mean())
+    return perplexity["perplexity"], known
+
+
+def unigram_perplexity(train, held_out, num_tokens):
+    """Of the words' frequencies in train's responses, each counted once more than it occurs."""
+    counts = np.bincount(train["response"].values, minlength=num_tokens) + 1.0
+    return math.exp(-np.log(counts / counts.sum())[held_out["response"].values].mean())
+
+
+def bag_of_words(train, held_out):
+    """The share of held-out emotions that naive Bayes knows from the words of the context; better
+    here than logistic regression, which takes long."""
+
+    def read(samples):
+        return samples["context_tokens"].list.join(" ").to_list(), samples["emotion"].to_list()
+
+    words = CountVectorizer(token_pattern=r"\S+")
+    contexts, emotions = read(train)
+    counts = words.fit_transform(contexts)
+    unseen, truth = read(held_out)
+    return MultinomialNB().fit(counts, emotions).score(words.transform(unseen), truth)
+
+
+def test_multi_trs_beats_a_bag_of_words(
+    build, columns, test_columns, prepared, test_samples, vocabulary
+):
+    variant = build("multi-trs", "small").variant
+    _, training = settings.configure("multi-trs", "small", {"max_epochs": 5})
+    [stage] = variant.stages()
+    taught(variant, stage, columns, training)
+    perplexity, known = judged(variant, test_columns)
+    unigram = unigram_perplexity(columns, test_columns, len(vocabulary))
+    bag = bag_of_words(read_samples(prepared, "train"), test_samples)
+    print(f"\non test: perplexity {perplexity:.1f} (unigram {unigram:.1f}), emotions {known:.1%}")
+    print(f"a bag of words knows {bag:.1%}")
+    assert known > 10 * CHANCE
+    assert known > bag
+    assert perplexity < 2 / 3 * unigram
+
+
+@pytest.mark.parametrize("name", ["transformer", "emoprepend-1", "moel", "mime", "empdg"])
+def test_the_other_systems_learn(name, build, columns, valid_columns, vocabulary):
+    variant = build(name).variant
+    _, training = settings.configure(name, "tiny", {"max_epochs": 2, "learning_rate": 3e-3})
+    for stage in likelihood_stages(variant):
+        taught(variant, stage, columns, training)
+    perplexity, known = judged(variant, valid_columns)
+    unigram = unigram_perplexity(columns, valid_columns, len(vocabulary))
+    assert perplexity < 2 / 3 * unigram
+    if name == "transformer":
+        assert known is None
+    else:
+        assert known > 10 * CHANCE

@@ -1,0 +1,335 @@
+"""Asynchronous successive halving: who goes on, and what is left when a sweep goes on."""
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from attune.platform.runs.metrics_file import MetricsFile
+from attune.platform.training import checkpoints, sharing
+from attune.platform.training.loop import RESULT
+from attune.platform.tuning import halving, report, sweep
+from attune.platform.tuning import trial_manager as keepers
+from attune.platform.tuning.halving import Climber
+from attune.platform.tuning.trial import LOOK, RungError, Task, Teller, followed, looks
+from tests.runs import write_run
+from tests.sweeps import SPACE, amend, make
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def climbers(*costs, rung=1, variant="a", start=0):
+    return [
+        Climber(number=n, variant=variant, costs=[cost], rung=rung, ended=False, finished=False)
+        for n, cost in enumerate(costs, start=start)
+    ]
+
+
+def test_the_best_third_goes_on():
+    assert halving.best_to_go_on(climbers(2.0, 1.0)) is None
+    three = climbers(2.0, 1.0, 3.0)
+    assert halving.best_to_go_on(three).number == 1
+    assert halving.best_to_go_on(three, least=4) is None
+    three[1] = dataclasses.replace(three[1], rung=3)  # on its way
+    assert halving.best_to_go_on(three) is None
+    three[1] = dataclasses.replace(three[1], costs=[1.0, 1.0, 1.0])
+    assert halving.best_to_go_on(three) is None  # alone at its rung
+    assert halving.best_of_the_last(three).number == 1
+    three[1] = dataclasses.replace(three[1], ended=True, finished=True)
+    assert halving.best_of_the_last(three) is None
+
+
+def test_who_beats_what_has_finished_goes_on_however_few_there_are():
+    old = Climber(
+        number=0, variant="a", costs=[3.0, 3.0, 3.0], rung=3, ended=True, finished=True
+    )  # fmt: skip
+    new = dataclasses.replace(old, number=1, ended=False, finished=False)
+    assert halving.best_of_the_last([old, dataclasses.replace(new, costs=[9.0] * 3)]) is None
+    better = dataclasses.replace(new, costs=[9.0, 9.0, 2.0])
+    assert halving.best_of_the_last([old, better]) == better
+    assert halving.above(better) == 9
+    assert halving.above(dataclasses.replace(better, costs=[2.0] * 10)) == 27  # it is past the 9th
+
+
+def test_where_there_is_little_time_the_highest_rung_comes_first():
+    low = climbers(1.0, 2.0, 3.0)
+    high = [
+        dataclasses.replace(each, number=each.number + 3, costs=[4.0, 4.0, 4.0], rung=3)
+        for each in climbers(1.0, 2.0, 3.0)
+    ]
+    assert halving.best_to_go_on([*low, *high]).number == 0
+    assert halving.best_to_go_on([*low, *high], highest=True).number == 3
+
+
+def test_who_learns_slowly_is_held_against_its_own_variant():
+    fast = climbers(1.0, 2.0, 3.0)
+    fast[0] = dataclasses.replace(fast[0], ended=True, finished=True)
+    slow = climbers(91.0, 90.0, 92.0, variant="slow", start=3)
+    assert halving.best_to_go_on([*fast, *slow]).number == 4
+    assert halving.best_of_the_last([*fast, *slow[:2]]).number == 4
+
+
+def test_a_trial_leaves_off_at_its_rung(home, monkeypatch):
+    monkeypatch.setattr("ray.tune.report", lambda _: None)
+    run = write_run(home, "s-000", "dummy")
+    task = Task(number=0, variant="dummy", folder="", settings={}, metrics=("valid_loss",), rung=3)
+    teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
+    for step in (1, 2, 3):
+        file.add(step, {"valid_loss": 1.0})
+        if step < 3:
+            teller(step, {"valid_loss": 1.0}, over=False)
+    teller(3, {"valid_loss": 1.0}, over=True)  # then it has finished
+    with pytest.raises(RungError):
+        teller(3, {"valid_loss": 1.0}, over=False)
+
+
+LOOKS = 9
+FINAL = [(7 * n) % 16 for n in range(16)]
+"""How good each of sixteen trials is."""
+
+
+class Trainer:
+    """Stands in for Tune: a look at valid, and its checkpoint, is a line in the run's file."""
+
+    def __init__(self, home, monkeypatch, metric="valid_perplexity", **fields):
+        self.home, self.metric, self.looks, self.tasks = home, metric, 0, 0
+        found = make(samples=16, scheduler="asha", run_id="group", metrics=(metric,), **fields)
+        self.folder = found.folder
+        monkeypatch.setattr(keepers.start, "new_run", self.new_run)
+        monkeypatch.setattr(keepers.tracking, "finish_group", lambda *_: None)
+        monkeypatch.setattr(keepers, "sample_answers", lambda _: None)
+
+    def new_run(self, variant, *, name, seed, **_):
+        return write_run(self.home, name, variant, seed=seed)
+
+    def keeper(self):
+        self.tags = {}
+        tracker = SimpleNamespace(
+            amend=amend, begin=lambda _: None,
+            end=lambda run, why, **_: self.tags.update({run.name: why}),
+            group=lambda *_: None, end_group=lambda *_: None, keep=lambda *_: None,
+            close=lambda _: None,
+        )  # fmt: skip
+        return keepers.Keeper(sweep.read(self.folder), tracker, lambda *_: None)
+
+    def train(self, task):
+        self.tasks += 1
+        run = task.run()
+        done = len(looks(run))
+        file = MetricsFile(run.metrics_file, done)
+        quality = FINAL[task.number] + run.seed / 10
+        value = 50.0 - quality if "accuracy" in self.metric else 50.0 + quality
+        for look in range(done + 1, min(task.rung, LOOKS) + 1):
+            file.add(look, {self.metric: value})
+            self.looks += 1
+            standing = checkpoints.Standing(total=look, best_metrics={self.metric: value})
+            checkpoints.write(
+                run.checkpoints, standing, first=True, barrier=lambda: None,
+                save_engines=lambda path: path.mkdir(),
+                save_weights=lambda path: path.write_bytes(b""),
+            )  # fmt: skip
+        if task.rung >= LOOKS:
+            result = {"steps": LOOKS, "metrics": {self.metric: value}}
+            (run.folder / RESULT).write_text(json.dumps(result))
+
+    def go(self, keeper, tasks=math.inf):
+        """Train two at a time, until the sweep is over or so many were trained."""
+        live, count = [], 0
+        while True:
+            while len(live) < 2 and (task := keeper.next()) is not None:
+                live.append(task)
+            if not live:
+                assert not keeper.waits
+                return keeper.finish()
+            task = live.pop(0)
+            self.train(task)
+            count += 1
+            if count > tasks:  # the driver dies before it hears of it
+                return None
+            config = {keepers.TASK: dataclasses.asdict(task)}
+            keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+
+
+@pytest.mark.parametrize("metric", ["valid_perplexity", "valid_emotion_accuracy"])
+def test_sixteen_trials_cost_as_much_as_four(home, monkeypatch, metric):
+    trainer = Trainer(home, monkeypatch, metric)
+    ended = trainer.go(trainer.keeper())
+    assert trainer.looks == 16 + 5 * 2 + 1 * 6
+    assert ended.status == "finished"
+    assert (ended.count("finished"), ended.count("stopped early")) == (1, 15)
+    assert ended.best().number == FINAL.index(0)
+    assert trainer.tags[f"s-{FINAL.index(1):03d}"] == "stopped early: by asha after look 3"
+    assert trainer.tags[f"s-{FINAL.index(15):03d}"] == "stopped early: by asha after look 1"
+    second = ended.frozen(FINAL.index(1))
+    assert second.state.name == "PRUNED"
+    assert len(second.intermediate_values) == 3
+
+
+@pytest.mark.parametrize("after", [0, 5, 16, 19, 21])
+def test_a_driver_that_dies_has_lost_no_look(home, monkeypatch, after):
+    trainer = Trainer(home, monkeypatch)
+    assert trainer.go(trainer.keeper(), after) is None
+    ended = trainer.go(trainer.keeper())
+    assert trainer.looks == 32
+    assert trainer.tasks == 16 + 5 + 1 + 1  # only who was not heard of is asked again
+    assert (ended.count("finished"), ended.count("stopped early")) == (1, 15)
+    assert ended.best().number == FINAL.index(0)
+
+
+def test_who_waits_when_the_budget_is_spent_goes_on_later(home, monkeypatch):
+    trainer = Trainer(home, monkeypatch)
+    keeper = trainer.keeper()
+    for _ in range(4):
+        task = keeper.next()
+        trainer.train(task)
+        config = {keepers.TASK: dataclasses.asdict(task)}
+        keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+    keeper._stop("the budget is spent")
+    assert keeper.next() is None
+    stopped = keeper.finish()
+    assert (stopped.status, stopped.count("stopped early")) == ("stopped", 0)
+    assert stopped.described()["best"]["metrics"] == {"valid_perplexity": 50.0}
+    assert trainer.go(trainer.keeper()).count("stopped early") == 15
+    assert trainer.looks == 32
+
+
+def test_seeds_go_on_together(home, monkeypatch):
+    trainer = Trainer(home, monkeypatch, repeat=2)
+    ended = trainer.go(trainer.keeper())
+    assert trainer.looks == 2 * 32
+    assert ended.best().user_attrs["metrics"]["valid_perplexity"] == pytest.approx(50.05)
+
+
+def test_a_search_learns_from_those_that_wait():
+    found = make(search="optuna", samples=40)
+    for _ in range(24):
+        number, _, settings = found.ask()
+        found.note(number, looks=[abs(math.log10(settings["learning_rate"]) + 3.5)])
+    rates = [math.log10(found.ask()[2]["learning_rate"]) for _ in range(12)]
+    away = sum(abs(rate + 3.5) for rate in rates) / len(rates)
+    span = math.log10(SPACE["learning_rate"].high / SPACE["learning_rate"].low)
+    assert away < span / 6  # at random it would be above a quarter
+
+
+def test_settings_are_compared_where_most_trials_came():
+    found = make(samples=16, scheduler="asha")
+    for _ in range(16):
+        number, _, settings = found.ask()
+        cost = math.log10(settings["learning_rate"]) ** 2
+        looked = [cost] if number else [cost, 1.0, 1.0]
+        ended = "stopped early" if number else "finished"
+        found.tell(number, ended, "", {"valid_perplexity": looked[-1]}, looked)
+    whom = report.compared(found)
+    assert (len(whom.trials), whom.look) == (16, 1)
+    assert [trial.value for trial in whom.trials][1:] == [
+        trial.user_attrs["looks"][0] for trial in found.trials()[1:]
+    ]
+    assert report.importances(found)["learning_rate"] > 0.8  # one finished trial shows nothing
+    assert "16 trials that came to look 1" in str(whom)
+
+
+def test_settings_are_compared_by_whole_trials_where_most_finished():
+    found = make(samples=4)
+    for _ in range(4):
+        number, _, _ = found.ask()
+        ended = "finished" if number < 2 else "stopped early"
+        found.tell(number, ended, "", {"valid_perplexity": 1.0 + number}, [9.0])
+    whom = report.compared(found)
+    assert ([trial.value for trial in whom.trials], whom.look) == ([1.0, 2.0], None)
+
+
+def test_a_table_has_no_value_where_there_is_none(call):
+    found = make(samples=3)
+    numbers = [found.ask()[0] for _ in range(3)]
+    found.tell(numbers[0], "failed", "it died", {})
+    found.note(numbers[1], metrics={"valid_perplexity": 7.0}, looks=[7.0])
+    assert report.table(found).select("trial", "valid_perplexity", "ended").rows() == [
+        (1, 7.0, "waits"), (0, None, "failed"), (2, None, "interrupted"),
+    ]  # fmt: skip
+    output = call("tune", "show", "s").stdout
+    assert "waits" in output
+    assert "nan" not in output
+
+
+def test_after_half_of_the_budget_who_waits_goes_before_new_ones(home, monkeypatch):
+    trainer = Trainer(home, monkeypatch, budget=100.0)
+    keeper = trainer.keeper()
+    for seconds, expected in ((10.0, [0, 1, 2, 3]), (60.0, [FINAL.index(0)])):
+        monkeypatch.setattr(keeper, "_seconds", lambda seconds=seconds: seconds)
+        for number in expected:
+            task = keeper.next()
+            assert task.number == number
+            trainer.train(task)
+            config = {keepers.TASK: dataclasses.asdict(task)}
+            keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+
+
+def test_the_last_of_each_variant_go_on_side_by_side(home, monkeypatch):
+    trainer = Trainer(home, monkeypatch, space={"dummy": SPACE, "transformer": SPACE})
+    keeper = trainer.keeper()
+    while (task := keeper.next()).rung < LOOKS:
+        trainer.train(task)
+        config = {keepers.TASK: dataclasses.asdict(task)}
+        keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+    assert {task.variant, keeper.next().variant} == {"dummy", "transformer"}
+
+
+def test_several_workers_are_followed_as_far_as_their_checkpoints(home):
+    run = write_run(home, "s-000", "dummy")
+    file = MetricsFile(run.metrics_file, 0)
+    for step in (5, 10):
+        file.add(step, {"loss": 1.0})
+        file.add(step, {"valid_loss": 1.0})
+    gone = SimpleNamespace(join=lambda _: None, is_alive=lambda: False)
+    assert [step for step, _ in followed(run, gone)] == [5, 10]  # what they learned
+    rounds = iter([True, False])
+
+    def write(_):
+        checkpoints.write(
+            run.checkpoints, checkpoints.Standing(total=5), first=True, barrier=lambda: None,
+            save_engines=lambda path: path.mkdir(),
+            save_weights=lambda path: path.write_bytes(b""),
+        )  # fmt: skip
+
+    working = SimpleNamespace(join=write, is_alive=lambda: next(rounds))
+    found = [(step, *metrics) for step, metrics in followed(run, working)]
+    assert found == [(5, "loss"), (5, "valid_loss"), (10, "loss")]
+
+
+def test_looks_at_what_all_trials_share_do_not_count(home, monkeypatch):
+    told = []
+    monkeypatch.setattr("ray.tune.report", told.append)
+    run = write_run(home, "s-000", "empdg")
+    assert sharing.shared_stage(run, ["critic_steps", "gumbel_temperature"]) == "critics"
+    assert sharing.shared_stage(run, ["critic_steps", "penalty_weight"]) == "generator"
+    assert sharing.shared_stage(run, ["critic_steps", "width"]) is None
+    for variant, config in (
+        ("empdg", {"discriminators": False}),
+        ("meed2", {"joint": True}),
+        ("meed2", {"labels": False}),
+    ):
+        other = write_run(home, "s-001", variant, config=config)
+        assert sharing.shared_stage(other, ["label_smoothing"]) is None
+        assert sharing.shared_stage(other, ["penalty_weight"]) is None
+    task = Task(
+        number=0, variant="empdg", folder="", settings={}, metrics=("valid_perplexity",), rung=1,
+        shared="critics",
+    )  # fmt: skip
+    teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
+    for step in (10, 20):
+        file.add(step, {"valid_perplexity": 9.0})
+    teller(10, {"valid_perplexity": 9.0}, over=False)  # the critics' stage has not ended yet
+    ended = run.model_after("critics")
+    ended.mkdir()
+    standing = dataclasses.asdict(checkpoints.Standing(stage=2, total=10))
+    (ended / checkpoints.STANDING).write_text(json.dumps(standing))
+    teller(10, {"valid_perplexity": 9.0}, over=False)
+    with pytest.raises(RungError):
+        teller(20, {"valid_perplexity": 8.0}, over=False)
+    assert [(one["step"], one[LOOK]) for one in told] == [(20, 1)]
