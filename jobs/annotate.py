@@ -48,23 +48,23 @@ def cause_command(
     - `attune annotate cause mine --data data/ed --out data/ed-strict --threshold 0.7`
     """
     from attune.platform.data.prepare import find_data
-    from attune.platform.enrichment import causes as annotating
+    from attune.platform.enrichment.causes import CAUSE_THRESHOLD, annotate_causes, cause_shares
 
     run = options.trained_run(name)
     folder = find_data(data)
     target = out or folder.with_name(f"{folder.name}-causes")
     with progress("samples") as bar:
         task = bar.add_task(f"{run.name} marks {folder.name}", total=None)
-        manifest = annotating.annotate(
+        manifest = annotate_causes(
             run,
             folder,
             target,
-            threshold=annotating.THRESHOLD if threshold is None else threshold,
+            threshold=CAUSE_THRESHOLD if threshold is None else threshold,
             replace=replace,
             total=lambda count: bar.update(task, total=count),
             progress=lambda done: bar.advance(task, done),
         )
-    shares = annotating.shares(target)
+    shares = cause_shares(target)
     screen = console(as_json)
     for stream, share in shares.items():
         screen.print(f"{stream}: {share:.1%} of the utterances hold a cause", markup=False)
@@ -114,15 +114,15 @@ def emotions_command(
     - `attune annotate emotions mine --data data/ed --out data/ed-labelled --replace`
     """
     from attune.platform.data.prepare import find_data
-    from attune.platform.enrichment import filters as selecting
-    from attune.platform.enrichment import labels as labelling
+    from attune.platform.enrichment.filters import read_emotionality
+    from attune.platform.enrichment.labels import label_utterances
 
     run = options.trained_run(name)
     folder = find_data(data)
     target = out or folder.with_name(f"{folder.name}-emotions")
     with progress("samples") as bar:
         task = bar.add_task(f"{run.name} labels {folder.name}", total=None)
-        manifest = labelling.annotate(
+        manifest = label_utterances(
             run,
             folder,
             target,
@@ -130,7 +130,7 @@ def emotions_command(
             total=lambda count: bar.update(task, total=count),
             progress=lambda done: bar.advance(task, done),
         )
-    dialogs = selecting.emotionality(target)
+    dialogs = read_emotionality(target)
     mean = float(dialogs["emotionality"].to_numpy().mean())
     screen = console(as_json)
     screen.print(f"{dialogs['utterances'].sum():,} utterances of {dialogs.height:,} dialogs")

@@ -34,7 +34,7 @@ from attune.jobs import (
 )
 from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.home import home
-from attune.platform.runs import log as logs
+from attune.platform.runs.log import JOB
 
 STOPPED = 130  # what a shell says of a command that was ended by Ctrl-C
 
@@ -108,7 +108,7 @@ def main() -> None:
         sys.exit(0)
     except Exception as error:
         log = _keep_traceback()
-        if logs.JOB in os.environ:  # its file may be on another machine
+        if JOB in os.environ:  # its file may be on another machine
             traceback.print_exc()
         what = f"{type(error).__name__}: {error}"
         _fail(f"{what}\nThis should not have happened; the details are in {log}", 1)

@@ -204,11 +204,11 @@ def select(
     - `attune data select data/os-emotions --threshold 0.8 --out data/os-emotional`
     - `attune data select data/os-emotions --threshold 0.8 --rest --out data/os-rest`
     """
-    from attune.platform.enrichment import filters as selecting
+    from attune.platform.enrichment.filters import select_dialogues
 
     with progress("samples") as bar:
         task = bar.add_task("selecting", total=None)
-        manifest, chosen = selecting.select(
+        manifest, chosen = select_dialogues(
             data,
             out,
             top=top,

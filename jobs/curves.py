@@ -8,8 +8,8 @@ import typer
 from matplotlib.figure import Figure
 
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import record as store
 from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.record import find_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ def main(
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")],
 ) -> None:
     """Draw what runs had on valid against the steps they had done; a dot marks the best."""
-    runs = [store.find(name) for name in names]
+    runs = [find_run(name) for name in names]
     shown = {
         metric: {run.name: found for run in runs if (found := _looks(run, metric))}
         for metric in SHOWN

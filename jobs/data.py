@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attune.jobs import curation as curating
+from attune.jobs import curation
 from attune.jobs.console import Json, console, print_json, progress
 from attune.platform.core.errors import UsageError
 from attune.platform.data.sources import AUTO, READERS
@@ -117,9 +117,9 @@ def inspect_command(
         print_json(report)
 
 
-app.command("turns")(curating.turns)
-app.command("curate")(curating.curate)
-app.command("select")(curating.select)
+app.command("turns")(curation.turns)
+app.command("curate")(curation.curate)
+app.command("select")(curation.select)
 
 
 @app.command("harvest")
@@ -161,14 +161,14 @@ def harvest_command(
     """
     from attune.jobs import options
     from attune.platform.data import prepare
-    from attune.platform.enrichment import unpaired as harvesting
+    from attune.platform.enrichment.unpaired import count_unpaired, harvest_texts
 
     if not 0 <= threshold < 1:
         raise UsageError(f"--threshold {threshold}: from 0 to less than 1 is expected")
     run = options.trained_run(name)
     with progress("texts") as bar:
         task = bar.add_task(f"{run.name} harvests", total=None)
-        manifest = harvesting.harvest(
+        manifest = harvest_texts(
             run,
             source,
             out,
@@ -176,7 +176,7 @@ def harvest_command(
             total=lambda count: bar.update(task, total=count),
             progress=lambda done: bar.advance(task, done),
         )
-    found = harvesting.counts(out, threshold)
+    found = count_unpaired(out, threshold)
     screen = console(as_json)
     _show_harvest(screen, found, threshold)
     _show_rejected(screen, out, manifest)

@@ -75,17 +75,17 @@ def demo(
 
 def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
     """A new run, or the one that an earlier demo began."""
-    from attune.platform.runs import record as store
-    from attune.platform.training import setup as start
+    from attune.platform.runs.record import RUN_RECORD, read_run, runs_folder
+    from attune.platform.training import setup
 
     name = f"demo-{variant}" if preset == PRESET else f"demo-{variant}-{preset}"
-    folder = store.folder_of_runs() / name
-    if not (folder / store.RECORD).is_file():
+    folder = runs_folder() / name
+    if not (folder / RUN_RECORD).is_file():
         changes = {"max_epochs": MAX_EPOCHS}
-        return start.new_run(
+        return setup.new_run(
             variant, preset=preset, changes=changes, name=name, max_steps=max_steps
         )
-    run = store.read(folder)
+    run = read_run(folder)
     return run if run.status == "finished" else run.changed(max_steps=max_steps)
 
 

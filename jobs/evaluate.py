@@ -17,7 +17,7 @@ from rich.console import Console
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, progress
 from attune.jobs.tables import shown, table
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:
     import polars as pl
@@ -260,30 +260,30 @@ def _marks(
     done: "Progress",
 ) -> "Evaluation":  # fmt: skip
     from attune.platform.data.prepare import read_marked
-    from attune.platform.enrichment.causes import THRESHOLD
-    from attune.platform.evaluation import cause_metrics as causes
-    from attune.platform.runs import model as runs
+    from attune.platform.enrichment.causes import CAUSE_THRESHOLD
+    from attune.platform.evaluation import cause_metrics
+    from attune.platform.runs.model import load_model
 
     samples = read_marked(folder, split)
     total(samples.height)
-    given = THRESHOLD if threshold is None else threshold
-    return causes.evaluate(runs.load(run.model), samples, given, done)
+    given = CAUSE_THRESHOLD if threshold is None else threshold
+    return cause_metrics.evaluate(load_model(run.model), samples, given, done)
 
 
 def _emotions(
     run: "Run", folder: Path, split: str, threshold: float | None, total: "Progress",
     done: "Progress",
 ) -> "Evaluation":  # fmt: skip
-    from attune.platform.enrichment.classifier import classifier, temperatures
-    from attune.platform.evaluation import emotion_metrics as emotions
-    from attune.platform.runs import model as runs
+    from attune.platform.enrichment.classifier import fit_temperatures, require_classifier
+    from attune.platform.evaluation import emotion_metrics
+    from attune.platform.runs.model import load_model, read_split
 
-    model = runs.load(run.model)
-    variant = classifier(model)
-    samples = runs.read_split(variant, folder, split)
+    model = load_model(run.model)
+    variant = require_classifier(model)
+    samples = read_split(variant, folder, split)
     total(len(variant.learns) * samples.height)
-    given = emotions.THRESHOLD if threshold is None else threshold
-    return emotions.evaluate(model, samples, given, temperatures(run), done)
+    given = emotion_metrics.THRESHOLD if threshold is None else threshold
+    return emotion_metrics.evaluate(model, samples, given, fit_temperatures(run), done)
 
 
 def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str]]:
@@ -292,7 +292,7 @@ def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str
     from attune.platform.data.prepare import find_data, read_manifest
 
     if split not in SPLITS:
-        raise UsageError(unknown("split", split, SPLITS))
+        raise UsageError(unknown_choice("split", split, SPLITS))
     folder = find_data(data or run.data["folder"])
     data_hash = read_manifest(folder)["hash"]
     is_own = data_hash == run.data["hash"]
@@ -382,19 +382,19 @@ def _evaluated(
     from attune.platform.data.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate
     from attune.platform.evaluation.profiles import samples_of
-    from attune.platform.runs import model as runs
+    from attune.platform.runs.model import check_labels, load_model
 
     if stage is not None and stage not in run.stages():
         if not run.stages():
             raise UsageError(f"'{run.name}' has no earlier stages: leave --stage out")
-        raise UsageError(unknown("earlier stage", stage, run.stages()))
-    model = runs.load(run.model if stage is None else run.model_after(stage))
+        raise UsageError(unknown_choice("earlier stage", stage, run.stages()))
+    model = load_model(run.model if stage is None else run.model_after(stage))
     variant = model.variant
     assert isinstance(variant, DialogueVariant)
     samples = samples_of(profile, read_samples(folder, split))
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
-    runs.check_labels(variant.needs_with(variant.config), samples, f"{folder}, {split}")
+    check_labels(variant.needs_with(variant.config), samples, f"{folder}, {split}")
     with progress("answers") as bar:
         task = bar.add_task(f"{run.name} on {split}", total=samples.height)
         return evaluate(

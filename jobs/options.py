@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:  # torch takes a second, which `--help` should not
     from attune.models.decoding import Decoding
@@ -81,13 +81,13 @@ def seeds(text: str) -> list[int]:
 def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     """How answers are to be made, checked."""
     from attune.models.decoding import Decoding
-    from attune.platform.core.settings import with_changes
+    from attune.platform.core.settings import apply_overrides
 
     methods = typing.get_args(typing.get_type_hints(Decoding)["method"])
     method = decode or settings.get("method") or Decoding.method
     if method not in methods:
-        raise UsageError(unknown("way of decoding", method, methods))
-    made: Decoding = with_changes(Decoding(), {**settings, "method": method})
+        raise UsageError(unknown_choice("way of decoding", method, methods))
+    made: Decoding = apply_overrides(Decoding(), {**settings, "method": method})
     for key, least in _LEAST.items():
         if getattr(made, key) < least:
             raise UsageError(f"{key}={getattr(made, key)}: at least {least} is expected")
@@ -110,9 +110,9 @@ def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, st
 
 def trained_run(text: str) -> "Run":
     """The run that a user names, which must have a model already."""
-    from attune.platform.runs import record as store
+    from attune.platform.runs.record import find_run
 
-    run = store.find(text)
+    run = find_run(text)
     if not run.model.is_dir():
         raise UsageError(f"run '{run.name}' has no model yet: it is {run.status}")
     return run

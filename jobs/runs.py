@@ -9,7 +9,7 @@ from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import shown, table
-from attune.platform.runs import record as store
+from attune.platform.runs.record import all_runs, read_aliases, runs_folder
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -42,7 +42,7 @@ def runs(
     - `attune runs --json | jq '.runs[] | [.name, .metrics.valid_perplexity]'`
     """
     screen = console(as_json)
-    found = list(store.all_runs(lambda problem: screen.print(problem, markup=False)))
+    found = list(all_runs(lambda problem: screen.print(problem, markup=False)))
     if variant is not None and variant not in {run.variant for run in found}:
         # Only now: it brings in torch, and a variant without runs is no mistake.
         from attune.platform.core.settings import find_variant
@@ -55,7 +55,7 @@ def runs(
         screen.print(_table(found))
     else:
         which = f" of '{variant}'" if variant else ""
-        screen.print(f"no runs{which} in {store.folder_of_runs()} yet: see 'attune train --help'")
+        screen.print(f"no runs{which} in {runs_folder()} yet: see 'attune train --help'")
     if as_json:
         print_json({"runs": _all_described(found)})
 
@@ -76,7 +76,7 @@ def _send(found: "list[Run]", screen: Console) -> None:
 
 
 def _all_described(found: "list[Run]") -> list[dict[str, Any]]:
-    aliases = store.aliases()
+    aliases = read_aliases()
     return [_described(run, aliases) for run in found]
 
 

@@ -10,7 +10,7 @@ import typer
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, progress
 from attune.jobs.tables import table
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -229,22 +229,27 @@ def calibration(
     - `attune show calibration emotion-classifier@latest --out calibration.png`
     """
     from attune.platform.enrichment import calibration
-    from attune.platform.enrichment import classifier as classifying
-    from attune.platform.runs import model as runs
+    from attune.platform.enrichment.classifier import (
+        classify_texts,
+        fit_temperatures,
+        require_classifier,
+        with_known_emotion,
+    )
+    from attune.platform.runs.model import load_model
 
     _check_picture(out)
     run = options.trained_run(name)
-    model = runs.load(run.model)
-    variant = classifying.classifier(model)
-    samples, truth = classifying.labelled(_samples(run, split), variant.facts.emotions)
+    model = load_model(run.model)
+    variant = require_classifier(model)
+    samples, truth = with_known_emotion(_samples(run, split), variant.facts.emotions)
     if samples.is_empty():
         raise UsageError(f"no sample of '{split}' has an emotion: choose another")
     figure = _figure(4.2 * len(variant.learns), 4)
     errors: dict[str, float] = {}
     drawn = figure.subplots(1, len(variant.learns), sharey=True, squeeze=False)[0]
     for axes, kind in zip(drawn, variant.learns, strict=True):
-        raw = classifying.log_probabilities(model, samples, kind)
-        temperature = classifying.temperatures(run)[kind]
+        raw = classify_texts(model, samples, kind)
+        temperature = fit_temperatures(run)[kind]
         before = calibration.reliability(raw, truth)
         after = calibration.reliability(calibration.scaled(raw, temperature), truth)
         _draw_reliability(axes, {"as it comes": before, f"at temperature {temperature:.2f}": after})
@@ -350,11 +355,11 @@ def labels(
     - `attune show labels data/os-emotional --out figure-2.png`
     """
     from attune.platform.data.labels import EMOTIONS, LABELS
-    from attune.platform.enrichment import filters as selecting
+    from attune.platform.enrichment.filters import label_distribution, read_emotionality
 
     _check_picture(out)
-    dialogs = selecting.emotionality(data)
-    shares = selecting.distribution(dialogs, list(LABELS))
+    dialogs = read_emotionality(data)
+    shares = label_distribution(dialogs, list(LABELS))
     figure = _figure(11, 3.4)
     by_label, by_dialog = figure.subplots(1, 2, width_ratios=(3, 1))
     colors = [COLORS["positive" if label in EMOTIONS else "negative"] for label in shares]
@@ -397,15 +402,15 @@ def _predictions(run: "Run", split: str) -> "pl.DataFrame":
     import polars as pl
 
     from attune.platform.evaluation.emotion_metrics import predicted
-    from attune.platform.runs import model as runs
+    from attune.platform.runs.model import MODEL_WEIGHTS, load_model
 
     for kind in ("greedy", "emotions"):
         kept = run.folder / "answers" / f"{split}-{kind}.parquet"
-        if kept.is_file() and kept.stat().st_mtime > (run.model / runs.WEIGHTS).stat().st_mtime:
+        if kept.is_file() and kept.stat().st_mtime > (run.model / MODEL_WEIGHTS).stat().st_mtime:
             found = pl.read_parquet(kept, columns=["emotion", "predicted_emotion"])
             if found["predicted_emotion"].count():
                 return found
-    return predicted(runs.load(run.model), _samples(run, split))
+    return predicted(load_model(run.model), _samples(run, split))
 
 
 def _check_picture(out: Path) -> None:
@@ -447,18 +452,18 @@ def _samples(run: "Run", split: str) -> "pl.DataFrame":
     from attune.platform.core.settings import find_variant
     from attune.platform.data.conversations import SPLITS
     from attune.platform.data.prepare import find_data
-    from attune.platform.runs import model as runs
+    from attune.platform.runs.model import read_split
 
     if split not in SPLITS:
-        raise UsageError(unknown("split", split, SPLITS))
-    return runs.read_split(find_variant(run.variant)[0], find_data(run.data["folder"]), split)
+        raise UsageError(unknown_choice("split", split, SPLITS))
+    return read_split(find_variant(run.variant)[0], find_data(run.data["folder"]), split)
 
 
 def _mime(run: "Run") -> "Mime":
     from attune.models.mime import Mime
-    from attune.platform.runs import model as runs
+    from attune.platform.runs.model import load_model
 
-    variant = runs.load(run.model).variant
+    variant = load_model(run.model).variant
     if not isinstance(variant, Mime):
         raise UsageError(f"'{run.name}' is a {run.variant}: a run of mime is expected")
     return variant

@@ -9,7 +9,7 @@ from attune.jobs import evaluate, options
 from attune.jobs.console import Json, console, print_json, progress
 from attune.jobs.show import app, some_samples
 from attune.jobs.tables import shown, table
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 __all__ = ["app"]
 
@@ -135,19 +135,19 @@ def control(
     """
     from attune.platform.data.labels import INTENTS, LABELS
     from attune.platform.evaluation.control import controllability
-    from attune.platform.runs import model as runs
+    from attune.platform.runs.model import load_model
 
     asked = [each.strip() for each in labels.split(",")] if labels else list(INTENTS)
     for label in asked:
         if label not in LABELS:
-            raise UsageError(unknown("label", label, LABELS))
+            raise UsageError(unknown_choice("label", label, LABELS))
     decoding = options.decoding(decode, options.changes(settings))
     run = options.trained_run(name)
     samples = some_samples(run, split, count, seed)
     with progress("answers") as bar:
         task = bar.add_task(run.name, total=(1 + len(asked)) * samples.height)
         found = controllability(
-            runs.load(run.model), samples, asked, decoding, lambda done: bar.advance(task, done)
+            load_model(run.model), samples, asked, decoding, lambda done: bar.advance(task, done)
         )
     made = table("", "label", "asked for", "not asked for", numbers=("asked for", "not asked for"))
     for each in found:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from attune.jobs.console import Json, console, print_json
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:  # Ray takes seconds, which `--help` should not
     from attune.platform.services.jobs import Job, Jobs
@@ -88,7 +88,7 @@ def submit(
     """
     known = [name for name in _group(context).commands if name not in HERE]
     if command[0] not in known:
-        raise UsageError(unknown("command", command[0], known))
+        raise UsageError(unknown_choice("command", command[0], known))
     for path in upload or ():
         if str(path) not in {str(Path(part)) for part in command}:
             raise UsageError(f"--upload {path}: the command does not name it")
@@ -175,11 +175,11 @@ def _named(command: list[str], words: dict[str, Any]) -> list[str]:
         return command
     if words.get("command") == "train":
         from attune.platform.core.settings import find_variant
-        from attune.platform.runs import record as store
+        from attune.platform.runs.record import new_run_name, runs_folder
 
         find_variant(words["variant"])
         data = Path(words["data"] or "bundled").name
-        name = _reserved(store.folder_of_runs(), lambda: store.new_name(words["variant"], data))
+        name = _reserved(runs_folder(), lambda: new_run_name(words["variant"], data))
     elif words.get("group") == "tune" and words["command"] == "run" and words["variants"]:
         from attune.platform.tuning import sweep
 

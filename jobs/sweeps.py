@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, training_progress
 from attune.jobs.tables import shown, table
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -193,9 +193,8 @@ def report(
 
 def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list[Repeated]":
     """The best configurations with other seeds; runs that are finished already are left alone."""
-    from attune.platform.runs import record as store
-    from attune.platform.training import driver
-    from attune.platform.training import setup as start
+    from attune.platform.runs.record import RUN_RECORD, find_run, runs_folder
+    from attune.platform.training import driver, setup
     from attune.platform.tuning import report as reports
 
     best = reports.table(found).filter(ended="finished").head(top)["trial"].to_list()
@@ -205,11 +204,11 @@ def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list
         kept = found.frozen(number).user_attrs
         for seed in seeds:
             label = f"{found.name}-{number:03d}-again{seed}"
-            if (store.folder_of_runs() / label / store.RECORD).is_file():
-                run = store.find(label)
+            if (runs_folder() / label / RUN_RECORD).is_file():
+                run = find_run(label)
             else:
                 changes = {**found.asked["changes"], **kept["settings"]}
-                run = start.new_run(kept["variant"], name=label, seed=seed, changes=changes,
+                run = setup.new_run(kept["variant"], name=label, seed=seed, changes=changes,
                                     workers=found.workers, **asked)  # fmt: skip
                 run = run.changed(parent=found.run_id)
             by_trial.setdefault(number, []).append(run)
@@ -309,17 +308,17 @@ def tell_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
 def one_of(kind: str, value: str, choices: tuple[str, ...]) -> str:
     """A value that must be one of several."""
     if value not in choices:
-        raise UsageError(unknown(kind, value, choices))
+        raise UsageError(unknown_choice(kind, value, choices))
     return value
 
 
 def begin(name: str, **content: Any) -> "Sweep":
     """A new sweep, written to its folder."""
     from attune.platform.core.commit import commit
-    from attune.platform.runs import record as store
+    from attune.platform.runs.record import check_run_name, runs_folder
     from attune.platform.tuning.sweep import RECORD, Sweep, folder_of_sweeps
 
-    store.check_name(name)
+    check_run_name(name)
     made = Sweep(
         name=name,
         folder=folder_of_sweeps() / name,
@@ -333,7 +332,7 @@ def begin(name: str, **content: Any) -> "Sweep":
             f"a sweep named '{made.name}' exists already: choose another --name, or go on with it "
             f"by adding --resume"
         )
-    left = sorted(each.name for each in store.folder_of_runs().glob(f"{name}-[0-9][0-9][0-9]*"))
+    left = sorted(each.name for each in runs_folder().glob(f"{name}-[0-9][0-9][0-9]*"))
     if made.kind == "training" and left:
         raise UsageError(
             f"there is a run '{left[0]}' already, which this sweep would take for its own trial: "

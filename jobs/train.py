@@ -107,15 +107,15 @@ def _run(
     variant: str, name: str | None, seed: int | None, asked: dict[str, Any], resume: bool
 ) -> Any:
     from attune.platform.core.settings import find_variant
-    from attune.platform.training import setup as start
+    from attune.platform.training import setup
 
     find_variant(variant)
     given: dict[str, Any] = {} if seed is None else {"seed": seed}
     if resume:
-        run = start.begun(variant, name, {**asked, **given})
+        run = setup.begun(variant, name, {**asked, **given})
         if run is not None:
             return run
-    return start.new_run(variant, name=name, **asked, **given)
+    return setup.new_run(variant, name=name, **asked, **given)
 
 
 def _of_seeds(
@@ -150,11 +150,11 @@ def _seed_run(
     variant: str, name: str | None, seed: int, asked: dict[str, Any], resume: bool
 ) -> Any:
     """The run of one seed; where all are resumed, one that is finished is as it is."""
-    from attune.platform.runs import record as store
+    from attune.platform.runs.record import RUN_RECORD, find_run, runs_folder
 
     label = f"{name}-seed{seed}" if name else None
-    if resume and label and (store.folder_of_runs() / label / store.RECORD).is_file():
-        run = store.find(label)
+    if resume and label and (runs_folder() / label / RUN_RECORD).is_file():
+        run = find_run(label)
         if run.status == "finished":
             return run
     return _run(variant, label, seed, asked, resume)

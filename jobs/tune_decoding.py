@@ -8,7 +8,7 @@ import typer
 from attune.jobs import options
 from attune.jobs.console import Json, console
 from attune.jobs.sweeps import SAMPLES, begin, one_of, progress, tell_end
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -104,7 +104,7 @@ def _new_decoding(
     from attune.platform.tuning import sweep as sweeps
 
     if split not in SPLITS:
-        raise UsageError(unknown("split", split, SPLITS))
+        raise UsageError(unknown_choice("split", split, SPLITS))
     ready = spaces.find_ready(asked["sweep"]) if asked["sweep"] else spaces.Ready()
     if ready.variants:
         raise UsageError(f"{ready.source} trains {', '.join(ready.variants)}: use 'attune tune'")
@@ -115,7 +115,7 @@ def _new_decoding(
     metrics = tuple((asked["metric"] or ready.metric or "bleu").split(","))
     for metric in metrics:
         if metric not in METRICS:
-            raise UsageError(unknown("metric", metric, METRICS))
+            raise UsageError(unknown_choice("metric", metric, METRICS))
     search = one_of("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
     count = spaces.size_of_grid(tried) if search == "grid" else asked["samples"] or SAMPLES
     name = label or sweeps.new_name(f"decode-{of.name}"[:60])

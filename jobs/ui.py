@@ -10,7 +10,7 @@ import typer
 from attune.jobs import options
 from attune.jobs.console import console
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import record as store
+from attune.platform.runs.record import all_runs, runs_folder
 
 if TYPE_CHECKING:  # gradio and torch take seconds, which `--help` should not
     from attune.ui.run_catalog import Offer
@@ -92,7 +92,7 @@ def check_address(host: str, port: int) -> None:
 def offered(names: list[str] | None, without_runs: bool = False) -> "Offer":
     """The runs that are named, or all that can answer; none at all may be an error."""
     given = [options.trained_run(name) for name in names] if names else None
-    if not (without_runs or given) and not any(run.model.is_dir() for run in store.all_runs()):
+    if not (without_runs or given) and not any(run.model.is_dir() for run in all_runs()):
         raise UsageError(_none_yet())
     from attune.ui.run_catalog import Offer
 
@@ -104,6 +104,6 @@ def offered(names: list[str] | None, without_runs: bool = False) -> "Offer":
 
 def _none_yet() -> str:
     return (
-        f"no run in {store.folder_of_runs()} can answer yet: train one, for example with "
+        f"no run in {runs_folder()} can answer yet: train one, for example with "
         f"'attune train multi-trs --preset tiny --max-minutes 2', or see 'attune demo'"
     )

@@ -47,10 +47,10 @@ def variants(
 
 
 def _all_described() -> list[dict[str, Any]]:
-    from attune.models import all_variants, load
+    from attune.models import all_variants, load_variant
     from attune.models.base import DialogueVariant
 
-    parents = {ablation: name for name in VARIANTS for ablation in load(name).ablations}
+    parents = {ablation: name for name in VARIANTS for ablation in load_variant(name).ablations}
     return [
         {
             "name": name,

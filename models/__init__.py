@@ -27,7 +27,7 @@ VARIANTS: dict[str, str] = {
 """What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""
 
 
-def load(name: str) -> "type[Variant]":
+def load_variant(name: str) -> "type[Variant]":
     """The class behind a name of `VARIANTS`."""
     module, _, attribute = VARIANTS[name].partition(":")
     variant: type[Variant] = getattr(importlib.import_module(module), attribute)
@@ -38,7 +38,7 @@ def all_variants() -> "dict[str, tuple[type[Variant], Mapping[str, Any]]]":
     """Every name that can be trained, ablations too: its class and the settings that make it."""
     found: dict[str, tuple[type[Variant], Mapping[str, Any]]] = {}
     for name in VARIANTS:
-        variant = load(name)
+        variant = load_variant(name)
         found[name] = (variant, {})
         found.update({ablation: (variant, s) for ablation, s in variant.ablations.items()})
     return found

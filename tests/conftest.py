@@ -17,7 +17,7 @@ from attune.platform.core.settings import find_variant
 from attune.platform.data import bundled
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import prepare, read_manifest, read_samples
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import build_model, save_model
 from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.vocabulary import Vocabulary
@@ -110,7 +110,7 @@ def build(vocabulary, tiny_encoder):
         if setting := find_variant(name)[0].needs.encoder:
             changes = {setting: str(tiny_encoder), **changes}
         config = settings.configure(name, preset, changes)[0]
-        return runs.build(name, config, vocabulary, EMOTIONS, lexicon=bundled.lexicon())
+        return build_model(name, config, vocabulary, EMOTIONS, lexicon=bundled.lexicon())
 
     return make
 
@@ -125,7 +125,7 @@ def home_with(tmp_path, monkeypatch, prepared):
         given = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
         for name, model in models.items():
             run = write_run(home, name, model.name, data=given)
-            runs.save(model, run.model)
+            save_model(model, run.model)
         return home
 
     return make

@@ -22,7 +22,7 @@ from attune.models.base import (
 )
 from attune.models.decoding import Decoding, decode
 from attune.models.labels import LABELS
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import Model, load_model, save_model
 from attune.platform.training.loop import total_loss, trainable_only
 
 BEGUN = Progress(step=1, share=0.1)
@@ -136,10 +136,10 @@ def check_parts_add_up(variant, batch):
             assert torch.allclose(term, mean, rtol=1e-4, atol=1e-5), name
 
 
-def check_saved_is_loaded(model: runs.Model, batch, folder: Path):
+def check_saved_is_loaded(model: Model, batch, folder: Path):
     model.variant.eval()
-    runs.save(model, folder)
-    loaded = runs.load(folder)
+    save_model(model, folder)
+    loaded = load_model(folder)
     assert loaded.name == model.name
     assert loaded.vocabulary.tokens == model.vocabulary.tokens
     assert loaded.variant.config == model.variant.config
@@ -214,7 +214,7 @@ def check_likelihood_term(variant, batch):
         assert torch.allclose(terms[variant.likelihood_term], expected, rtol=1e-5)
 
 
-def check_answers_are_text(model: runs.Model, batch):
+def check_answers_are_text(model: Model, batch):
     model.variant.eval()
     for method in ("greedy", "beam", "topk", "nucleus"):
         answers = decode(model.variant, batch, Decoding(method=method, max_tokens=8))

@@ -1,7 +1,7 @@
 """Sweeps for tests, written to their folders."""
 
 from attune.models.base import Between, Choice
-from attune.platform.runs import record as store
+from attune.platform.runs.record import read_run
 from attune.platform.tuning import spaces, sweep
 
 SPACE = {
@@ -34,4 +34,4 @@ def asked(found):
 
 def amend(folder, **changes):
     """What a sweep's tracker does at once: it changes what a run's folder says."""
-    return store.read(folder).changed(**changes)
+    return read_run(folder).changed(**changes)

@@ -9,7 +9,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 import gradio as gr
 import torch
 
-from attune.ui import compare_tab as talk
+from attune.ui import compare_tab
 from attune.ui.run_catalog import Offer
 
 STYLE = Path(__file__).with_name("page.css")
@@ -24,7 +24,7 @@ def build(offer: Offer) -> gr.Blocks:
     page = gr.Blocks(title="Attune", analytics_enabled=False, fill_width=True)
     with page:
         gr.HTML(HEADER)
-        talk.build(page, offer)
+        compare_tab.build(page, offer)
     return page
 
 

@@ -16,7 +16,7 @@ from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.field_help import field_help
-from attune.platform.core.settings import with_changes
+from attune.platform.core.settings import apply_overrides
 from attune.platform.runs.record import Run
 from attune.platform.serving.responder import Answer, controls_of
 from attune.ui import conversation as talk
@@ -287,7 +287,7 @@ def _decoding(values: Sequence[Any]) -> Decoding:
     for name, value in given.items():
         if hints[name] is int and isinstance(value, float) and value.is_integer():
             given[name] = int(value)  # JavaScript has one kind of number
-    made: Decoding = with_changes(Decoding(), given)
+    made: Decoding = apply_overrides(Decoding(), given)
     return made
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from attune.models.base import DialogueVariant
 from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import find_variant
-from attune.platform.runs import record as store
-from attune.platform.runs.model import WEIGHTS
-from attune.platform.runs.record import Run
+from attune.platform.runs.model import MODEL_WEIGHTS
+from attune.platform.runs.record import Run, all_runs
 from attune.platform.serving.responder import Responder
 
 MAX_PRESELECTED = 4
@@ -29,7 +28,7 @@ class Offer:
         """By name; the newest first, given ones in their order."""
         if self._given is not None:
             return self._given
-        found = [run for run in store.all_runs() if run.model.is_dir() and answers(run)]
+        found = [run for run in all_runs() if run.model.is_dir() and answers(run)]
         return {run.name: run for run in reversed(found)}
 
     def preselected(self, most: int) -> list[str]:
@@ -69,7 +68,7 @@ class Responders:
     def of(self, run: Run) -> Responder:
         """The run's model."""
         try:
-            version = (run.model / WEIGHTS).stat().st_mtime_ns
+            version = (run.model / MODEL_WEIGHTS).stat().st_mtime_ns
         except FileNotFoundError:
             raise UsageError(f"run '{run.name}' is no longer on disk: choose another") from None
         key = (str(run.model), version)

@@ -11,7 +11,7 @@ from rich.console import Console
 from attune.jobs.bench import curation, generation, preparation, stopping, training, tuning
 from attune.jobs.console import Json, console, print_json
 from attune.platform.core.commit import commit
-from attune.platform.core.errors import DataError, UsageError, unknown
+from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.data.sources import BUNDLED
 
 PARTS = {
@@ -39,7 +39,7 @@ def main(
     wanted = parts.split(",")
     for name in wanted:
         if name not in PARTS:
-            raise UsageError(unknown("part", name, PARTS))
+            raise UsageError(unknown_choice("part", name, PARTS))
     screen = console(as_json)
     report: dict[str, Any] = {
         "source": BUNDLED if source == BUNDLED else Path(source).name,

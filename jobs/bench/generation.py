@@ -20,12 +20,12 @@ from attune.jobs.tables import table
 from attune.models.decoding import NEVER, Decoding
 from attune.models.transformer import Transformer
 from attune.platform.batching.encoding import Columns, Stream, encode
-from attune.platform.core import allocator as memory
+from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.core.errors import UsageError
 from attune.platform.data.prepare import read_samples
 from attune.platform.evaluation.evaluate import answer
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.runs.model import load_model
+from attune.platform.runs.record import find_run
 
 REFERENCE_ANSWERS = 40
 OUR_ANSWERS = {"greedy": 5_257, "beam": 1_000}
@@ -41,11 +41,11 @@ Slow = Callable[[Transformer, Tensor, Tensor, Decoding], list[int]]
 
 def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
     """Answers a second of both, for greedy and beam search."""
-    model = runs.load(store.find(run).model if run else _trained(data, folder / "home-generation"))
+    model = load_model(find_run(run).model if run else _trained(data, folder / "home-generation"))
     variant = model.variant
     if not isinstance(variant, Transformer) or model.name not in KNOWN:
         raise UsageError(f"--run {run}: a run of {', '.join(KNOWN)} is expected")
-    memory.keep_freed()
+    keep_freed_memory()
     samples = read_samples(data, "test").sample(fraction=1, shuffle=True, seed=0)
 
     def contexts(count: int) -> Columns:

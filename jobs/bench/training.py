@@ -34,11 +34,11 @@ from attune.jobs.tables import table
 from attune.models.base import PAIRED, Batch, Progress
 from attune.models.multitask import MultiTransformer, emotion_loss
 from attune.platform.batching.encoding import PADDING, Columns, Ragged, Stream, encode
-from attune.platform.core import allocator as memory
+from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import TOKENS, read_samples
-from attune.platform.runs import model as runs
 from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.model import build_model
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training.loop import total_loss
 from attune.platform.training.settings import configure
@@ -174,7 +174,7 @@ def _main(data: str, steps: str, told: str) -> None:
     """What the new process does."""
     specs = [_Spec(**each) for each in json.loads(told)]
     if all(spec.kind == "plain" for spec in specs):
-        memory.keep_freed()
+        keep_freed_memory()
     loops = [_loop(Path(data), spec) for spec in specs]
     for loop in loops:
         for _ in range(WARM_UP):
@@ -197,7 +197,7 @@ def _loop(data: Path, spec: _Spec) -> Iterator[int]:
     columns = encode(samples, vocabulary, emotions=EMOTIONS)
     config, training = configure(spec.variant, PRESET, {**SETTINGS, **SYSTEMS[spec.variant]})
     torch.manual_seed(0)
-    variant = runs.build(spec.variant, config, vocabulary, EMOTIONS).variant.train()
+    variant = build_model(spec.variant, config, vocabulary, EMOTIONS).variant.train()
     if spec.kind == "reference":
         optimizer = torch.optim.Adam(variant.parameters(), lr=1e-4, foreach=False, fused=False)
         batches = _at_random(columns, training.batch_size)

@@ -23,7 +23,7 @@ import torch
 
 from attune.models.base import CONTEXTS, RESPONSES, Batch
 from attune.models.labels import LABELS
-from attune.platform.core.errors import DataError, unknown
+from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER
 from attune.platform.text.encoders import TextEncoder
 from attune.platform.text.vocabulary import (
@@ -323,7 +323,7 @@ def _emotion_numbers(emotions: pl.Series, labels: Mapping[str, int]) -> Numbers:
     strange = sorted(set(emotions.drop_nulls().unique()) - set(labels)) if labels else []
     if strange:
         raise DataError(
-            f"{unknown('emotion', strange[0], labels)} (it stands in the prepared data)"
+            f"{unknown_choice('emotion', strange[0], labels)} (it stands in the prepared data)"
         )
     if not labels:
         return np.full(len(emotions), -1)

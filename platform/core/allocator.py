@@ -7,7 +7,7 @@ import ctypes
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
-def keep_freed() -> None:
+def keep_freed_memory() -> None:
     """Have glibc keep large blocks for the next step instead of giving them back to the system,
     which faults them in anew each time: about a tenth of a training step. Elsewhere, nothing."""
     with contextlib.suppress(AttributeError):

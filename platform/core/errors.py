@@ -17,7 +17,7 @@ class ServiceError(RuntimeError):
     no traceback."""
 
 
-def unknown(kind: str, given: object, choices: Iterable[str]) -> str:
+def unknown_choice(kind: str, given: object, choices: Iterable[str]) -> str:
     """`unknown emotion 'happi': did you mean 'happy'?`, or the choices where nothing is near."""
     choices = sorted(choices)
     near = difflib.get_close_matches(str(given), choices, n=1)

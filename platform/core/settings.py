@@ -7,9 +7,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from attune.models import VARIANTS, all_variants, load
+from attune.models import VARIANTS, all_variants, load_variant
 from attune.models.base import Variant
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 PRESETS = ("tiny", "small", "paper")
 
@@ -17,32 +17,32 @@ PRESETS = ("tiny", "small", "paper")
 def find_variant(name: str) -> tuple[type[Variant], Mapping[str, Any]]:
     """The class behind a variant's or ablation's name, and the settings that the ablation fixes."""
     if name in VARIANTS:  # the common case, without importing every model
-        return load(name), {}
+        return load_variant(name), {}
     known = all_variants()
     if name not in known:
-        raise UsageError(unknown("variant", name, known))
+        raise UsageError(unknown_choice("variant", name, known))
     return known[name]
 
 
-def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
+def apply_overrides(config: Any, changes: Mapping[str, Any]) -> Any:
     """A dataclass with some fields changed; text is turned into the field's type."""
     hints = typing.get_type_hints(type(config))
     values = {}
     for key, value in changes.items():
         if key not in hints:
-            raise UsageError(unknown("setting", key, hints))
-        values[key] = _typed(key, value, hints[key])
+            raise UsageError(unknown_choice("setting", key, hints))
+        values[key] = _parse_value(key, value, hints[key])
     try:
         return dataclasses.replace(config, **values)
     except ValueError as error:  # settings that do not go together
         raise UsageError(str(error)) from None
 
 
-def _typed(key: str, value: Any, kind: Any) -> Any:
+def _parse_value(key: str, value: Any, kind: Any) -> Any:
     choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     if choices:
         if value not in choices:
-            raise UsageError(unknown(f"value of {key}", value, map(str, choices)))
+            raise UsageError(unknown_choice(f"value of {key}", value, map(str, choices)))
         return value
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value in ("none", None) and type(None) in allowed:

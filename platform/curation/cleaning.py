@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 MAX_TOKENS = 100
 """What the paper's model reads."""
@@ -125,7 +125,7 @@ def chosen(without: Iterable[str]) -> tuple[str, ...]:
     """All steps but those, in their order."""
     left_out = set(without)
     for name in sorted(left_out - set(STEPS)):
-        raise UsageError(f"--without: {unknown('step', name, STEPS)}")
+        raise UsageError(f"--without: {unknown_choice('step', name, STEPS)}")
     return tuple(step for step in STEPS if step not in left_out)
 
 

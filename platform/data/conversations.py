@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import polars as pl
 
-from attune.platform.core.errors import unknown
+from attune.platform.core.errors import unknown_choice
 from attune.platform.data.labels import EMOTIONS
 
 SPEAKER, LISTENER = "speaker", "listener"
@@ -109,7 +109,7 @@ class Checker:
         )
         frame = frame.with_columns(block=_blocks(frame))
         frame = frame.with_columns(again=self._again(frame))
-        names = {e: unknown("emotion", e, self.emotions) for e in self._strange(frame)}
+        names = {e: unknown_choice("emotion", e, self.emotions) for e in self._strange(frame)}
         expected = pl.col("turn").is_not_null().cum_sum().over("block").cast(pl.Int64) - 1
         problems = [
             (pl.col("conversation_id").is_null(), pl.lit("no conversation id")),

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import polars as pl
 
-from attune.platform.core.errors import DataError, UsageError, unknown
+from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.data import bundled
 from attune.platform.data.files import ENDINGS, ending, head, split_of
 from attune.platform.data.readers import (
@@ -49,7 +49,7 @@ class Source:
                 f"{source} --turns FILE --out DIR'; prepare DIR then"
             )
         if form not in (AUTO, *READERS):
-            raise UsageError(unknown("format", form, (AUTO, *READERS)))
+            raise UsageError(unknown_choice("format", form, (AUTO, *READERS)))
         self.paths: list[Path] = []
         self.reader: ModuleType = bundled
         if source != BUNDLED:

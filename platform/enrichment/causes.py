@@ -31,15 +31,15 @@ from attune.platform.data.prepare import (
     read_samples,
     write_manifest,
 )
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
 from attune.platform.runs.record import Run
 from attune.platform.services import cluster
 
-THRESHOLD = 0.5
-ROWS_OF_A_SHARD = 512
+CAUSE_THRESHOLD = 0.5
+CAUSE_SHARD_ROWS = 512
 TOKENS_AT_A_TIME = 8192
-CAUSES, MARKS = "context_causes", "probability"
-FILE = "cause_probabilities.parquet"
+CAUSES_COLUMN, MARKS = "context_causes", "probability"
+CAUSES_FILE = "cause_probabilities.parquet"
 """By stream, the probabilities of each sample's utterances, in the order of the samples."""
 
 Progress = Callable[[int], None]
@@ -47,11 +47,11 @@ Progress = Callable[[int], None]
 
 
 @torch.no_grad()
-def probabilities(
-    model: runs.Model, samples: pl.DataFrame, progress: Progress = lambda _: None
+def cause_probabilities(
+    model: Model, samples: pl.DataFrame, progress: Progress = lambda _: None
 ) -> pl.Series:
     """For each sample, how probably each utterance of its context holds the cause."""
-    variant = annotator(model).eval()
+    variant = require_annotator(model).eval()
     found: dict[int, list[float]] = {}
     stream = Stream(
         model.columns(samples), size=TOKENS_AT_A_TIME, by="tokens", shuffle=False, by_context=True
@@ -67,7 +67,7 @@ def probabilities(
     return pl.Series(MARKS, rows, dtype=pl.List(pl.Float64))
 
 
-def annotator(model: runs.Model) -> Annotator:
+def require_annotator(model: Model) -> Annotator:
     """The variant of a model, which must be one that marks causes."""
     if not isinstance(model.variant, Annotator):
         raise UsageError(f"'{model.name}' marks no causes: name a run of an annotator")
@@ -86,15 +86,15 @@ class Shard:
     file: str
 
 
-def mark(shard: Shard) -> int:
+def annotate_shard(shard: Shard) -> int:
     """Write a shard's probabilities, null where a sample has no emotion; its number of samples."""
     torch.set_num_threads(1)  # a task has one core
     samples = read_samples(Path(shard.data), shard.stream).slice(shard.start, shard.rows)
     numbered = samples.with_row_index("row")
-    felt = numbered.filter(_can_be_marked())
+    felt = numbered.filter(_has_emotion_and_context())
     marks = pl.Series(MARKS, [], dtype=pl.List(pl.Float64))
     if felt.height:
-        marks = probabilities(runs.load_once(Path(shard.model)), felt)
+        marks = cause_probabilities(load_model_once(Path(shard.model)), felt)
     found = felt.select("row").with_columns(marks)
     whole = numbered.select("row").join(found, on="row", how="left", maintain_order="left")
     path = Path(shard.file)
@@ -104,16 +104,16 @@ def mark(shard: Shard) -> int:
     return samples.height
 
 
-def _can_be_marked() -> pl.Expr:
+def _has_emotion_and_context() -> pl.Expr:
     return pl.col("emotion").is_not_null() & (pl.col("context").list.len() > 0)
 
 
-def annotate(
+def annotate_causes(
     run: Run,
     data: Path,
     out: Path,
     *,
-    threshold: float = THRESHOLD,
+    threshold: float = CAUSE_THRESHOLD,
     replace: bool = False,
     total: Progress = lambda _: None,
     progress: Progress = lambda _: None,
@@ -125,12 +125,12 @@ def annotate(
     if not 0 < threshold < 1:
         raise UsageError(f"--threshold {threshold}: a probability between 0 and 1 is expected")
     manifest = read_manifest(data)
-    annotator(runs.load(run.model))  # refused here, and not in a task
+    require_annotator(load_model(run.model))  # refused here, and not in a task
     maker = {
         "run": run.name,
         "run_id": run.run_id,
         "variant": run.variant,
-        "weights": checksum(run.model / runs.WEIGHTS),
+        "weights": checksum(run.model / MODEL_WEIGHTS),
         "threshold": threshold,
         "data": manifest["hash"],
     }
@@ -141,59 +141,63 @@ def annotate(
         return there
     streams = [stream for stream in manifest["splits"] if stream not in FELT.values()]
     samples = {stream: read_samples(data, stream) for stream in streams}
-    _check(data, manifest, samples, replace)
+    _check_can_annotate(data, manifest, samples, replace)
     total(sum(frame.height for frame in samples.values()))
     key = hashlib.sha256(f"{maker['weights']} {maker['data']}".encode()).hexdigest()[:12]
     shards = out.resolve().parent / f".{out.name}.marks-{key}"
     shards.mkdir(parents=True, exist_ok=True)
-    files = _marked(run, data, samples, shards, progress)
+    files = _annotate_shards(run, data, samples, shards, progress)
     with target.beside() as made:
-        manifest = _write(data, made, manifest, samples, files, maker)
+        manifest = _write_annotated(data, made, manifest, samples, files, maker)
         target.publish(made, manifest)
     shutil.rmtree(shards)
     return manifest
 
 
-def _check(
+def _check_can_annotate(
     data: Path, manifest: dict[str, Any], samples: dict[str, pl.DataFrame], replace: bool
 ) -> None:
     """Refuse what has marks already, unless told to replace them, and what cannot be marked."""
     by = manifest.get("causes")
-    has = any(frame[CAUSES].explode().is_not_null().any() for frame in samples.values())
+    has = any(frame[CAUSES_COLUMN].explode().is_not_null().any() for frame in samples.values())
     if (by or has) and not replace:
         who = f"'{by['run']}' has marked them" if by else "its source brings them"
         raise UsageError(
             f"'{data}' has marks of causes already ({who}): add --replace to mark them anew"
         )
-    if not any(frame.filter(_can_be_marked()).height for frame in samples.values()):
+    if not any(frame.filter(_has_emotion_and_context()).height for frame in samples.values()):
         raise UsageError(f"'{data}': no sample has an emotion whose cause could be marked")
 
 
-def _marked(
+def _annotate_shards(
     run: Run, data: Path, samples: dict[str, pl.DataFrame], folder: Path, progress: Progress
 ) -> dict[str, list[Path]]:
     """The files of probabilities by stream; those that are not there yet are made by Ray tasks."""
     shards = {
-        stream: list(_shards(run, data, stream, frame.height, folder))
+        stream: list(_split_into_shards(run, data, stream, frame.height, folder))
         for stream, frame in samples.items()
     }
-    cluster.make_files(mark, [one for of_stream in shards.values() for one in of_stream], progress)
+    cluster.make_files(
+        annotate_shard, [one for of_stream in shards.values() for one in of_stream], progress
+    )
     return {stream: [Path(shard.file) for shard in made] for stream, made in shards.items()}
 
 
-def _shards(run: Run, data: Path, stream: str, count: int, folder: Path) -> Iterator[Shard]:
-    for start in range(0, count, ROWS_OF_A_SHARD):
+def _split_into_shards(
+    run: Run, data: Path, stream: str, count: int, folder: Path
+) -> Iterator[Shard]:
+    for start in range(0, count, CAUSE_SHARD_ROWS):
         yield Shard(
             model=str(run.model.resolve()),
             data=str(data.resolve()),
             stream=stream,
             start=start,
-            rows=min(ROWS_OF_A_SHARD, count - start),
+            rows=min(CAUSE_SHARD_ROWS, count - start),
             file=str(folder / f"{stream}-{start:08d}.parquet"),
         )
 
 
-def _write(
+def _write_annotated(
     data: Path,
     made: Path,
     manifest: dict[str, Any],
@@ -203,7 +207,7 @@ def _write(
 ) -> dict[str, Any]:
     """The folder's files with the new marks in them."""
     for name in manifest["contents"]:
-        if name != FILE:
+        if name != CAUSES_FILE:
             shutil.copyfile(data / name, made / name)
     digests, kept = {}, []
     for stream in manifest["splits"]:
@@ -211,35 +215,39 @@ def _write(
         if files.get(stream):
             marks = pl.concat([pl.read_parquet(file) for file in files[stream]])[MARKS]
             kept.append(marks.to_frame().with_columns(stream=pl.lit(stream)))
-            frame = frame.with_columns(_causes(marks, maker["threshold"]))
+            frame = frame.with_columns(_above_threshold(marks, maker["threshold"]))
             frame.write_parquet(made / f"{stream}.parquet")
         if frame.height:
             digests[stream] = hashlib.sha256(content(frame)).hexdigest()
-    pl.concat(kept).write_parquet(made / FILE)
+    pl.concat(kept).write_parquet(made / CAUSES_FILE)
     return write_manifest(made, {**manifest, "hash": joint_hash(digests), "causes": maker})
 
 
-def _causes(marks: pl.Series, threshold: float) -> pl.Series:
-    return marks.list.eval(pl.element() >= threshold).alias(CAUSES)
+def _above_threshold(marks: pl.Series, threshold: float) -> pl.Series:
+    return marks.list.eval(pl.element() >= threshold).alias(CAUSES_COLUMN)
 
 
-def surer(samples: pl.DataFrame, folder: Path, stream: str, threshold: float) -> pl.DataFrame:
+def apply_cause_threshold(
+    samples: pl.DataFrame, folder: Path, stream: str, threshold: float
+) -> pl.DataFrame:
     """A stream's samples, marked where their annotator was at least so sure."""
-    if not (folder / FILE).exists():
+    if not (folder / CAUSES_FILE).exists():
         raise UsageError(
             f"cause_threshold={threshold}: '{folder}' has no probabilities of causes; make them "
             f"with 'attune annotate cause RUN --data DIR', or leave the marks as they are with "
             f"cause_threshold=0"
         )
-    marks = pl.scan_parquet(folder / FILE).filter(pl.col("stream") == stream).collect()[MARKS]
-    return samples.with_columns(_causes(marks, threshold))
+    marks = (
+        pl.scan_parquet(folder / CAUSES_FILE).filter(pl.col("stream") == stream).collect()[MARKS]
+    )
+    return samples.with_columns(_above_threshold(marks, threshold))
 
 
-def shares(folder: Path) -> dict[str, float]:
+def cause_shares(folder: Path) -> dict[str, float]:
     """By stream, how many of the utterances that are marked hold a cause."""
     found = {}
     for stream in read_manifest(folder)["splits"]:
-        marks = read_samples(folder, stream)[CAUSES].explode().drop_nulls()
+        marks = read_samples(folder, stream)[CAUSES_COLUMN].explode().drop_nulls()
         if len(marks):
             found[stream] = float(marks.sum() / len(marks))
     return found

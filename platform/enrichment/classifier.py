@@ -21,19 +21,19 @@ from attune.platform.data.samples import SAMPLES, alone
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Labels
 from attune.platform.evaluation.metrics import Floats
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import Model, load_model, read_split
 from attune.platform.runs.record import Run
 
-CALIBRATION = "calibration.json"
+CALIBRATION_FILE = "calibration.json"
 TOKENS_AT_A_TIME = 8192
 
-KINDS: tuple[Kind, ...] = ("context", "response")
+TEXT_KINDS: tuple[Kind, ...] = ("context", "response")
 Temperatures = dict[Kind, float]
 Progress = Callable[[int], None]
 """Called with the number of texts that were just done."""
 
 
-def classifier(model: runs.Model) -> TextClassifier:
+def require_classifier(model: Model) -> TextClassifier:
     """The variant of a model, which must be one that classifies texts."""
     if not isinstance(model.variant, TextClassifier):
         raise UsageError(
@@ -44,11 +44,11 @@ def classifier(model: runs.Model) -> TextClassifier:
 
 
 @torch.no_grad()
-def log_probabilities(
-    model: runs.Model, samples: pl.DataFrame, kind: Kind, progress: Progress = lambda _: None
+def classify_texts(
+    model: Model, samples: pl.DataFrame, kind: Kind, progress: Progress = lambda _: None
 ) -> Floats:
     """(N, labels) of the contexts, or of the responses, which must be there."""
-    variant = classifier(model).eval()
+    variant = require_classifier(model).eval()
     predict = variant.predict if kind == "context" else variant.predict_response
     columns = model.columns(samples)
     read = {name: columns[name] for name in (kind, f"{kind}_subwords", "index")}
@@ -59,7 +59,9 @@ def log_probabilities(
     return found
 
 
-def labelled(samples: pl.DataFrame, emotions: tuple[str, ...]) -> tuple[pl.DataFrame, Labels]:
+def with_known_emotion(
+    samples: pl.DataFrame, emotions: tuple[str, ...]
+) -> tuple[pl.DataFrame, Labels]:
     """The samples whose emotion is among those, and its numbers."""
     known = samples.filter(pl.col("emotion").is_in(emotions))
     numbers = {emotion: number for number, emotion in enumerate(emotions)}
@@ -67,22 +69,22 @@ def labelled(samples: pl.DataFrame, emotions: tuple[str, ...]) -> tuple[pl.DataF
     return known, truth.to_numpy()
 
 
-def temperatures(run: Run) -> Temperatures:
+def fit_temperatures(run: Run) -> Temperatures:
     """A run's temperatures by kind of text."""
-    kept = run.model / CALIBRATION
+    kept = run.model / CALIBRATION_FILE
     if kept.is_file():
         found: Temperatures = json.loads(kept.read_text(encoding="utf-8"))["temperature"]
         return found
-    model = runs.load(run.model)
-    variant = classifier(model)
-    samples, truth = labelled(_valid(run, variant), variant.facts.emotions)
+    model = load_model(run.model)
+    variant = require_classifier(model)
+    samples, truth = with_known_emotion(_read_valid(run, variant), variant.facts.emotions)
     if samples.is_empty():
         raise UsageError(
             f"no sample in valid of {run.data['folder']} has an emotion to calibrate '{run.name}' "
             f"on: train a classifier on data with emotions"
         )
     fitted: Temperatures = {
-        kind: calibration.temperature(log_probabilities(model, samples, kind), truth)
+        kind: calibration.temperature(classify_texts(model, samples, kind), truth)
         for kind in variant.learns
     }
     content = {"temperature": fitted, "split": "valid", "samples": samples.height}
@@ -92,33 +94,33 @@ def temperatures(run: Run) -> Temperatures:
     return fitted
 
 
-def _valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
+def _read_valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
     folder = find_data(run.data["folder"])
     if read_manifest(folder)["hash"] != run.data["hash"]:
         raise UsageError(
             f"{folder} has changed since '{run.name}' learned from it, and its probabilities are "
             f"not calibrated yet: prepare it as it was, or train a new classifier"
         )
-    return runs.read_split(variant, folder, "valid")
+    return read_split(variant, folder, "valid")
 
 
-def with_context_labels(model: runs.Model, samples: pl.DataFrame) -> pl.DataFrame:
+def add_context_labels(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
     """Samples with the likeliest label of each utterance of their contexts."""
     told = samples.select(role="context_roles", text="context", tokens="context_tokens").explode(
         "role", "text", "tokens"
     )
-    names = iter(likeliest(model, told))
+    names = iter(most_likely_labels(model, told))
     counts = samples["context"].list.len()
     labels = [[next(names) for _ in range(count)] for count in counts]
     return samples.with_columns(context_labels=pl.Series(labels, dtype=SAMPLES["context_labels"]))
 
 
-def likeliest(model: runs.Model, told: pl.DataFrame) -> list[str]:
+def most_likely_labels(model: Model, told: pl.DataFrame) -> list[str]:
     """The likeliest label of each utterance (role, text, tokens), read by itself."""
     numbered = told.with_columns(
         conversation_id=pl.int_range(pl.len()).cast(pl.String),
         turn=pl.lit(0, dtype=pl.Int64),
         label=pl.lit(None, dtype=pl.String),
     )
-    found = log_probabilities(model, alone(numbered), "context").argmax(axis=1)
+    found = classify_texts(model, alone(numbered), "context").argmax(axis=1)
     return [model.variant.facts.emotions[number] for number in found]

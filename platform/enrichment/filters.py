@@ -30,18 +30,25 @@ from attune.platform.data.prepare import (
     write_manifest,
 )
 from attune.platform.data.samples import SAMPLES, utterances
-from attune.platform.enrichment import labels as labelling
-from attune.platform.enrichment.labels import FILE, PROBABILITIES, Progress, pieces
+from attune.platform.enrichment.labels import (
+    LABEL_SCHEMA,
+    LABEL_SHARD_ROWS,
+    LABELS_FILE,
+    LABELS_KEY,
+    PROBABILITIES,
+    Progress,
+    read_sample_chunks,
+)
 
-NAME = "selection"
+SELECTION_KEY = "selection"
 
 
-def emotionality(folder: Path) -> pl.DataFrame:
+def read_emotionality(folder: Path) -> pl.DataFrame:
     """(conversation_id, split, emotionality, utterances, label) of each dialog, most emotional
     first, ties by the alphabet; the label is the likeliest of the last utterance."""
     labels = _labels(folder)
     emotions = [number for number, label in enumerate(labels) if label in EMOTIONS]
-    told = pl.scan_parquet(folder / FILE)
+    told = pl.scan_parquet(folder / LABELS_FILE)
     emotional = pl.col(PROBABILITIES).list.gather(emotions).list.sum()
     likeliest = pl.col(PROBABILITIES).list.arg_max()
     return (
@@ -60,16 +67,16 @@ def emotionality(folder: Path) -> pl.DataFrame:
     )
 
 
-def distribution(dialogs: pl.DataFrame, labels: list[str]) -> dict[str, float]:
+def label_distribution(dialogs: pl.DataFrame, labels: list[str]) -> dict[str, float]:
     """The share of each label among the last utterances of dialogs, in the order of the labels
     (Figure 2 of MEED2's paper)."""
     counts = Counter(dict(dialogs["label"].value_counts().iter_rows()))
     return {label: counts[label] / max(dialogs.height, 1) for label in labels}
 
 
-def emotional(samples: pl.DataFrame, folder: Path, threshold: float) -> pl.DataFrame:
+def keep_emotional(samples: pl.DataFrame, folder: Path, threshold: float) -> pl.DataFrame:
     """The samples of a folder's dialogs that are at least this emotional."""
-    enough = emotionality(folder).filter(pl.col("emotionality") >= threshold)
+    enough = read_emotionality(folder).filter(pl.col("emotionality") >= threshold)
     kept = samples.join(enough, on="conversation_id", how="semi", maintain_order="left")
     if kept.is_empty():
         raise UsageError(
@@ -78,7 +85,7 @@ def emotional(samples: pl.DataFrame, folder: Path, threshold: float) -> pl.DataF
     return kept
 
 
-def select(
+def select_dialogues(
     data: Path,
     out: Path,
     *,
@@ -97,7 +104,7 @@ def select(
     target = Target(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    dialogs = emotionality(data)
+    dialogs = read_emotionality(data)
     least = pl.lit(True) if threshold is None else pl.col("emotionality") >= threshold
     chosen = dialogs.filter(least).head(top or dialogs.height)
     if chosen.is_empty():
@@ -107,7 +114,7 @@ def select(
         chosen = dialogs.join(chosen, on="conversation_id", how="anti", maintain_order="left")
         if chosen.is_empty():
             raise UsageError("--rest leaves nothing: all dialogs are as emotional")
-    if (there := made_before(out, NAME, maker)) is not None:
+    if (there := made_before(out, SELECTION_KEY, maker)) is not None:
         return there, chosen
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
     with target.beside() as made:
@@ -130,7 +137,7 @@ def _write(
     for split in SPLITS:
         digest, count = hashlib.sha256(), Counter(conversations=0, samples=0)
         with ParquetPieces(made / f"{split}.parquet", SAMPLES) as kept:
-            for piece in pieces(data, split):
+            for piece in read_sample_chunks(data, split):
                 rows = piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
                 told = utterances(rows)
                 tokens.add(told.with_columns(split=pl.lit(split)))
@@ -142,8 +149,8 @@ def _write(
                 count.update(samples=samples, conversations=conversations)
                 progress(piece.height)
         hashes[split], splits[split] = digest.hexdigest(), dict(count)
-    with ParquetPieces(made / FILE, labelling.TOLD) as kept:
-        for piece in parquet_pieces(data / FILE, labelling.ROWS_OF_A_SHARD):
+    with ParquetPieces(made / LABELS_FILE, LABEL_SCHEMA) as kept:
+        for piece in parquet_pieces(data / LABELS_FILE, LABEL_SHARD_ROWS):
             kept.write(piece.join(chosen, on="conversation_id", how="semi", maintain_order="left"))
     tokens.frame().write_parquet(made / TOKENS)
     if (data / LEXICON).is_file():
@@ -157,15 +164,15 @@ def _write(
             "splits": splits,
             "tolerated": {},
             "rejected": {"rows": 0, "file": None, "reasons": {}},
-            labelling.NAME: manifest[labelling.NAME],
-            NAME: maker,
+            LABELS_KEY: manifest[LABELS_KEY],
+            SELECTION_KEY: maker,
             "statistics": size.statistics(),
         },
     )
 
 
 def _labels(folder: Path) -> list[str]:
-    made = read_manifest(folder).get(labelling.NAME)
+    made = read_manifest(folder).get(LABELS_KEY)
     if made is None:
         raise UsageError(
             f"'{folder}' has no labels of utterances: add them with 'attune annotate emotions RUN "

@@ -37,17 +37,21 @@ from attune.platform.data.prepare import (
 )
 from attune.platform.data.samples import SAMPLES, alone, utterances
 from attune.platform.enrichment import calibration
-from attune.platform.enrichment import classifier as classifying
+from attune.platform.enrichment.classifier import (
+    classify_texts,
+    fit_temperatures,
+    require_classifier,
+)
 from attune.platform.evaluation.metrics import Floats
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
 from attune.platform.runs.record import Run
 from attune.platform.services import cluster
 
-NAME = "emotions"
-FILE = "emotions.parquet"
+LABELS_KEY = "emotions"
+LABELS_FILE = "emotions.parquet"
 PROBABILITIES = "probabilities"
-ROWS_OF_A_SHARD = 2048
-TOLD = pl.Schema(
+LABEL_SHARD_ROWS = 2048
+LABEL_SCHEMA = pl.Schema(
     {  # type: ignore[arg-type]
         "conversation_id": pl.String,
         "turn": pl.Int64,
@@ -73,11 +77,11 @@ class Shard:
     file: str
 
 
-def label(shard: Shard) -> int:
+def label_shard(shard: Shard) -> int:
     """Write the distributions of a shard's utterances; the number of samples they are from."""
     torch.set_num_threads(1)  # a task has one core
     told = utterances(_rows(shard)).with_columns(label=pl.lit(None, dtype=pl.String))
-    found = probabilities(runs.load_once(Path(shard.model)), told, shard.temperature)
+    found = label_probabilities(load_model_once(Path(shard.model)), told, shard.temperature)
     path = Path(shard.file)
     new = path.with_suffix(".new")
     told.select(
@@ -85,18 +89,18 @@ def label(shard: Shard) -> int:
         "turn",
         pl.lit(shard.split).alias("split"),
         pl.Series(PROBABILITIES, found).arr.to_list(),
-    ).cast(TOLD).write_parquet(new)
+    ).cast(LABEL_SCHEMA).write_parquet(new)
     new.replace(path)
     return shard.rows
 
 
-def probabilities(model: runs.Model, told: pl.DataFrame, temperature: float) -> Floats:
+def label_probabilities(model: Model, told: pl.DataFrame, temperature: float) -> Floats:
     """(N, labels) of utterances, each read by itself."""
-    found = classifying.log_probabilities(model, alone(told), "context")
+    found = classify_texts(model, alone(told), "context")
     return np.exp(calibration.scaled(found, temperature))
 
 
-def annotate(
+def label_utterances(
     run: Run,
     data: Path,
     out: Path,
@@ -109,7 +113,7 @@ def annotate(
 
     `replace` labels anew what has labels. Nothing is done where `out` is what would be made.
     """
-    variant = classifying.classifier(runs.load(run.model))
+    variant = require_classifier(load_model(run.model))
     if variant.needs.labels != "utterances":
         raise UsageError(f"'{run.name}' labels no utterances: name a run of intent-classifier")
     manifest = read_manifest(data)
@@ -117,23 +121,23 @@ def annotate(
         "run": run.name,
         "run_id": run.run_id,
         "variant": run.variant,
-        "weights": checksum(run.model / runs.WEIGHTS),
-        "temperature": classifying.temperatures(run)["context"],
+        "weights": checksum(run.model / MODEL_WEIGHTS),
+        "temperature": fit_temperatures(run)["context"],
         "labels": list(variant.facts.emotions),
         "data": manifest["hash"],
     }
     target = Target(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    if (there := made_before(out, NAME, maker)) is not None:
+    if (there := made_before(out, LABELS_KEY, maker)) is not None:
         return there
     _check(data, manifest, replace)
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
-    work = out.resolve().parent / f".{out.name}.{NAME}-{key}"
+    work = out.resolve().parent / f".{out.name}.{LABELS_KEY}-{key}"
     work.mkdir(parents=True, exist_ok=True)
     shards = [shard for split in SPLITS for shard in _shards(run, data, split, maker, work)]
-    cluster.make_files(label, shards, progress)
+    cluster.make_files(label_shard, shards, progress)
     with target.beside() as made:
         manifest = _write(data, made, manifest, shards, maker)
         target.publish(made, manifest)
@@ -145,29 +149,31 @@ def _check(data: Path, manifest: Mapping[str, Any], replace: bool) -> None:
     """Refuse what has labels already, unless told to replace them."""
     if replace:
         return
-    by = manifest.get(NAME)
+    by = manifest.get(LABELS_KEY)
     columns = ("context_labels", "response_label")
     found = (
         piece["response_label"].count() + piece["context_labels"].explode().count()
         for split in SPLITS
-        for piece in parquet_pieces(data / f"{split}.parquet", ROWS_OF_A_SHARD, columns)
+        for piece in parquet_pieces(data / f"{split}.parquet", LABEL_SHARD_ROWS, columns)
     )
     if by or any(found):
         who = f"'{by['run']}' has made them" if by else "its source brings them"
         raise UsageError(f"'{data}' has labels already ({who}): add --replace to label them anew")
 
 
-def pieces(data: Path, split: str, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
+def read_sample_chunks(
+    data: Path, split: str, columns: Sequence[str] | None = None
+) -> Iterator[pl.DataFrame]:
     """The samples of a split, some whole conversations at a time."""
     path = data / f"{split}.parquet"
-    return whole_conversations(parquet_pieces(path, ROWS_OF_A_SHARD, columns))
+    return whole_conversations(parquet_pieces(path, LABEL_SHARD_ROWS, columns))
 
 
 def _shards(
     run: Run, data: Path, split: str, maker: Mapping[str, Any], work: Path
 ) -> Iterator[Shard]:
     start = 0
-    for names in pieces(data, split, ["conversation_id"]):
+    for names in read_sample_chunks(data, split, ["conversation_id"]):
         yield Shard(
             model=str(run.model.resolve()),
             samples=str((data / f"{split}.parquet").resolve()),
@@ -194,18 +200,18 @@ def _write(
 ) -> dict[str, Any]:
     """The folder's files with the new labels in them."""
     for name in manifest["contents"]:
-        if name not in (FILE, *(f"{split}.parquet" for split in SPLITS)):
+        if name not in (LABELS_FILE, *(f"{split}.parquet" for split in SPLITS)):
             shutil.copyfile(data / name, made / name)
     digests = {split: hashlib.sha256() for split in SPLITS}
     with ExitStack() as stack:
-        told = stack.enter_context(ParquetPieces(made / FILE, TOLD))
+        told = stack.enter_context(ParquetPieces(made / LABELS_FILE, LABEL_SCHEMA))
         samples = {
             split: stack.enter_context(ParquetPieces(made / f"{split}.parquet", SAMPLES))
             for split in SPLITS
         }
         for shard in shards:
             found = pl.read_parquet(shard.file)
-            rows = with_labels(_rows(shard), found, maker["labels"])
+            rows = add_labels(_rows(shard), found, maker["labels"])
             digests[shard.split].update(content(rows))
             told.write(found)
             samples[shard.split].write(rows)
@@ -214,10 +220,10 @@ def _write(
         if stream not in SPLITS:
             rows = read_samples(data, stream)
             hashes[stream] = hashlib.sha256(content(rows)).hexdigest()
-    return write_manifest(made, {**manifest, "hash": joint_hash(hashes), NAME: dict(maker)})
+    return write_manifest(made, {**manifest, "hash": joint_hash(hashes), LABELS_KEY: dict(maker)})
 
 
-def with_labels(samples: pl.DataFrame, told: pl.DataFrame, labels: Sequence[str]) -> pl.DataFrame:
+def add_labels(samples: pl.DataFrame, told: pl.DataFrame, labels: Sequence[str]) -> pl.DataFrame:
     """Samples of whole conversations with the likeliest label of each of their utterances."""
     likeliest = (
         pl.col(PROBABILITIES)

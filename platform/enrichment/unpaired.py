@@ -47,19 +47,24 @@ from attune.platform.data.prepare import (
 from attune.platform.data.samples import SAMPLES
 from attune.platform.data.sources import BUNDLED, Source
 from attune.platform.enrichment import calibration
-from attune.platform.enrichment import classifier as classifying
-from attune.platform.enrichment.classifier import KINDS, Progress
-from attune.platform.runs import model as runs
+from attune.platform.enrichment.classifier import (
+    TEXT_KINDS,
+    Progress,
+    classify_texts,
+    fit_temperatures,
+    require_classifier,
+)
+from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
 from attune.platform.runs.record import Run
 from attune.platform.services import cluster
 
-NAME = "harvest"
+HARVEST_KEY = "harvest"
 MIN_LENGTH = 3
-ROWS_OF_A_SHARD = 2048
+TEXT_SHARD_ROWS = 2048
 PROBABILITY = "probability"
 HARVESTED = pl.Schema({**SAMPLES, PROBABILITY: pl.Float64()})
-STREAM_OF: Mapping[Kind, str] = dict(zip(KINDS, UNPAIRED, strict=True))
-FILE_OF = {CONTEXTS: UNPAIRED[0], RESPONSES: UNPAIRED[1]}
+STREAM_OF_KIND: Mapping[Kind, str] = dict(zip(TEXT_KINDS, UNPAIRED, strict=True))
+UNPAIRED_FILES = {CONTEXTS: UNPAIRED[0], RESPONSES: UNPAIRED[1]}
 """By the name that models have for a stream, the one it has in a folder."""
 
 
@@ -77,13 +82,13 @@ class Shard:
     file: str
 
 
-def label(shard: Shard) -> int:
+def classify_shard(shard: Shard) -> int:
     """Write a shard's texts with their emotions; the number of samples they are from."""
     torch.set_num_threads(1)  # a task has one core
     part = pl.scan_parquet(shard.samples, row_index_name="row").slice(shard.start, shard.rows)
-    texts = unpaired(part.collect().sort("row"), shard.kind, shard.min_length)
+    texts = extract_texts(part.collect().sort("row"), shard.kind, shard.min_length)
     if texts.height:
-        texts = _labelled(runs.load_once(Path(shard.model)), texts, shard.kind, shard.temperature)
+        texts = _labelled(load_model_once(Path(shard.model)), texts, shard.kind, shard.temperature)
     path = Path(shard.file)
     new = path.with_suffix(".new")
     texts.select(HARVESTED.names()).cast(HARVESTED).write_parquet(new)
@@ -91,7 +96,7 @@ def label(shard: Shard) -> int:
     return shard.rows
 
 
-def unpaired(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.DataFrame:
+def extract_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.DataFrame:
     """The contexts, or the responses, of samples, and nothing else of them; short ones are left
     out."""
     spoken = pl.col("context_tokens").list.join(" ") if kind == "context" else "response_tokens"
@@ -104,10 +109,8 @@ def unpaired(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.DataFrame
     return samples.filter(tokens >= min_length).with_columns(others)
 
 
-def _labelled(
-    model: runs.Model, texts: pl.DataFrame, kind: Kind, temperature: float
-) -> pl.DataFrame:
-    found = classifying.log_probabilities(model, texts, kind)
+def _labelled(model: Model, texts: pl.DataFrame, kind: Kind, temperature: float) -> pl.DataFrame:
+    found = classify_texts(model, texts, kind)
     emotions = model.variant.facts.emotions
     best = np.exp(calibration.scaled(found, temperature).max(axis=1))
     return texts.with_columns(
@@ -116,7 +119,7 @@ def _labelled(
     )
 
 
-def harvest(
+def harvest_texts(
     run: Run,
     sources: Sequence[str],
     out: Path,
@@ -131,19 +134,21 @@ def harvest(
     """
     if min_length < 1:
         raise UsageError(f"--min-length {min_length}: at least 1 is expected")
-    if classifying.classifier(runs.load(run.model)).learns != KINDS:  # refused here, not in a task
+    if (
+        require_classifier(load_model(run.model)).learns != TEXT_KINDS
+    ):  # refused here, not in a task
         raise UsageError(f"'{run.name}' knows utterances alone: name a run of emotion-classifier")
     target = Target(out, overwrite=False)
     maker = {
         "run": run.name,
         "run_id": run.run_id,
         "variant": run.variant,
-        "weights": checksum(run.model / runs.WEIGHTS),
-        "temperature": classifying.temperatures(run),
+        "weights": checksum(run.model / MODEL_WEIGHTS),
+        "temperature": fit_temperatures(run),
         "min_length": min_length,
         "sources": [_identity(source) for source in sources],
     }
-    if (there := made_before(out, NAME, maker)) is not None:
+    if (there := made_before(out, HARVEST_KEY, maker)) is not None:
         return there
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
     work = out.resolve().parent / f".{out.name}.harvest-{key}"
@@ -151,10 +156,10 @@ def harvest(
     try:
         with target.beside() as made:
             folders = [_prepared(source, work / f"source-{n}") for n, source in enumerate(sources)]
-            shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in KINDS}
+            shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in TEXT_KINDS}
             both = [shard for of_kind in shards.values() for shard in of_kind]
             total(sum(shard.rows for shard in both))
-            cluster.make_files(label, both, progress)
+            cluster.make_files(classify_shard, both, progress)
             manifest = _write(made, folders, shards, maker)
             target.publish(made, manifest)
     except (DataError, UsageError):
@@ -192,12 +197,12 @@ def _shards(
     for number, folder in enumerate(folders):
         for split in SPLITS:
             count = read_manifest(folder)["splits"].get(split, {}).get("samples", 0)
-            for start in range(0, count, ROWS_OF_A_SHARD):
+            for start in range(0, count, TEXT_SHARD_ROWS):
                 yield Shard(
                     model=str(run.model.resolve()),
                     samples=str(folder / f"{split}.parquet"),
                     start=start,
-                    rows=min(ROWS_OF_A_SHARD, count - start),
+                    rows=min(TEXT_SHARD_ROWS, count - start),
                     kind=kind,
                     temperature=maker["temperature"][kind],
                     min_length=maker["min_length"],
@@ -213,7 +218,7 @@ def _write(
 ) -> dict[str, Any]:
     """The folder's files."""
     digests, counts = {}, {}
-    for kind, stream in STREAM_OF.items():
+    for kind, stream in STREAM_OF_KIND.items():
         files = [Path(shard.file) for shard in shards[kind]]
         digests[stream], counts[stream] = _joined(files, made / f"{stream}.parquet")
     if not any(count["samples"] for count in counts.values()):
@@ -223,11 +228,11 @@ def _write(
         )
     manifest = {
         "hash": joint_hash(digests),
-        "format": NAME,
+        "format": HARVEST_KEY,
         "splits": counts,
         "tolerated": {},
         "rejected": _rejected(folders, made / REJECTS),
-        NAME: maker,
+        HARVEST_KEY: maker,
     }
     return write_manifest(made, manifest)
 
@@ -261,11 +266,11 @@ def _rejected(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     }
 
 
-def read(folder: Path, stream: str, threshold: float) -> pl.DataFrame:
+def read_unpaired(folder: Path, stream: str, threshold: float) -> pl.DataFrame:
     """The contexts or the responses of a harvest that are surer than a threshold."""
     kept = [
         piece.filter(pl.col(PROBABILITY) > threshold)
-        for piece in _pieces(folder, FILE_OF[stream], HARVESTED.names())
+        for piece in _pieces(folder, UNPAIRED_FILES[stream], HARVESTED.names())
     ]
     samples = pl.concat([SAMPLES.to_frame(), *(piece.select(SAMPLES.names()) for piece in kept)])
     if samples.is_empty():
@@ -276,10 +281,10 @@ def read(folder: Path, stream: str, threshold: float) -> pl.DataFrame:
     return samples
 
 
-def counts(folder: Path, threshold: float) -> dict[str, Any]:
+def count_unpaired(folder: Path, threshold: float) -> dict[str, Any]:
     """By stream, how many texts there are, and how many of each emotion a threshold keeps."""
     found = {}
-    for name, stream in FILE_OF.items():
+    for name, stream in UNPAIRED_FILES.items():
         texts, emotions = 0, Counter[str]()
         for piece in _pieces(folder, stream, ["emotion", PROBABILITY]):
             texts += piece.height
@@ -290,16 +295,16 @@ def counts(folder: Path, threshold: float) -> dict[str, Any]:
     return found
 
 
-def check(folder: Path) -> dict[str, Any]:
+def check_harvest(folder: Path) -> dict[str, Any]:
     """The manifest of a folder, which must be a harvest."""
     again = "make one with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR'"
     if not (folder / MANIFEST).is_file():
         raise UsageError(f"harvest={folder}: there is no harvest; {again}")
     manifest = read_manifest(folder)
-    if manifest["format"] != NAME:
+    if manifest["format"] != HARVEST_KEY:
         raise UsageError(f"harvest={folder}: this is prepared data, and no harvest; {again}")
     return manifest
 
 
 def _pieces(folder: Path, stream: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    return parquet_pieces(folder / f"{stream}.parquet", ROWS_OF_A_SHARD, columns)
+    return parquet_pieces(folder / f"{stream}.parquet", TEXT_SHARD_ROWS, columns)

@@ -12,22 +12,22 @@ import numpy.typing as npt
 import polars as pl
 
 from attune.platform.data.conversations import SPEAKER
-from attune.platform.enrichment.causes import CAUSES, MARKS, probabilities
+from attune.platform.enrichment.causes import CAUSES_COLUMN, MARKS, cause_probabilities
 from attune.platform.evaluation.evaluate import Evaluation
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import Model
 
 Marks = npt.NDArray[np.bool_]
 
 
 def evaluate(
-    model: runs.Model,
+    model: Model,
     samples: pl.DataFrame,
     threshold: float,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """A model's marks of samples whose causes are known, and the rules' beside them."""
-    found = probabilities(model, samples, progress)
-    truth = _flat(samples[CAUSES])
+    found = cause_probabilities(model, samples, progress)
+    truth = _flat(samples[CAUSES_COLUMN])
     speaks = samples["context_roles"].list.eval(pl.element() == SPEAKER)
     turn = pl.int_range(pl.len())
     last = speaks.list.eval(pl.element() & (turn == turn.filter(pl.element()).last()))
@@ -38,7 +38,7 @@ def evaluate(
         metrics |= {f"{rule}_{name}": v for name, v in scores(_flat(marks), truth).items()}
     metrics["parameters"] = sum(p.numel() for p in model.variant.parameters())
     table = samples.select(
-        "conversation_id", "turn", "emotion", "context", "context_roles", CAUSES
+        "conversation_id", "turn", "emotion", "context", "context_roles", CAUSES_COLUMN
     ).with_columns(found.alias(MARKS))
     return Evaluation(
         metrics=metrics, answers=table, signature=f"threshold:{threshold} samples:{samples.height}"

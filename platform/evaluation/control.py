@@ -14,10 +14,10 @@ from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
 from attune.platform.data.conversations import LISTENER
 from attune.platform.data.labels import LABELS
-from attune.platform.enrichment import classifier as classifying
+from attune.platform.enrichment.classifier import most_likely_labels
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import answer, predictions
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import Model, load_model
 from attune.platform.runs.record import Run
 from attune.platform.text.detokenizing import readable
 
@@ -36,7 +36,7 @@ class Controlled:
 
 
 def controllability(
-    model: runs.Model,
+    model: Model,
     samples: pl.DataFrame,
     labels: Sequence[str],
     decoding: Decoding,
@@ -53,7 +53,7 @@ def controllability(
             f"the run of '{model.name}' has no classifier of its own to tell what its answers are: "
             f"train it with --set labeller=RUN, RUN being an intent-classifier"
         )
-    labeller, columns = runs.load(model.labeller), model.columns(samples)
+    labeller, columns = load_model(model.labeller), model.columns(samples)
 
     def told(controls: dict[str, str] | None) -> pl.Series:
         made = answer(variant, columns, decoding, progress, controls)
@@ -65,7 +65,7 @@ def controllability(
                 "tokens": [" ".join(each) for each in words],
             }
         )
-        return pl.Series(classifying.likeliest(labeller, utterances))
+        return pl.Series(most_likely_labels(labeller, utterances))
 
     unasked = told(None)
     return [
@@ -80,7 +80,7 @@ def controllability(
 
 def predicted(run: Run, samples: pl.DataFrame) -> dict[str, float]:
     """How well a run predicts the labels of responses."""
-    model = runs.load(run.model)
+    model = load_model(run.model)
     columns = model.columns(samples)
     found = predictions(model.variant, columns).get(RESPONSE_LABEL)
     if found is None:

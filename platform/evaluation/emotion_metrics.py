@@ -15,36 +15,36 @@ from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Labels
 from attune.platform.enrichment.classifier import (
     Temperatures,
-    classifier,
-    labelled,
-    log_probabilities,
+    classify_texts,
+    require_classifier,
+    with_known_emotion,
 )
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import Evaluation, predictions
 from attune.platform.evaluation.metrics import Floats
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import Model
 
 THRESHOLD = 0.6
 """What Shen et al. 2021 keep unpaired text from."""
 
 
 def evaluate(
-    model: runs.Model,
+    model: Model,
     samples: pl.DataFrame,
     threshold: float,
     temperatures: Temperatures,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """What a model says of the texts of samples, of each kind that it learns from."""
-    variant = classifier(model)
+    variant = require_classifier(model)
     emotions = variant.facts.emotions
-    known, truth = labelled(samples, emotions)
+    known, truth = with_known_emotion(samples, emotions)
     if known.is_empty():
         raise UsageError("none of these samples has an emotion: choose data with emotions")
     found: dict[str, float | None] = {}
     table = known.select("conversation_id", "turn", "emotion", "context", "response")
     for kind in variant.learns:
-        raw = log_probabilities(model, known, kind, progress)
+        raw = classify_texts(model, known, kind, progress)
         calibrated = calibration.scaled(raw, temperatures[kind])
         before = "" if kind == "context" else f"{kind}_"
         own = {**scores(calibrated, truth, threshold), "temperature": temperatures[kind]}
@@ -59,10 +59,10 @@ def evaluate(
     return Evaluation(metrics=found, answers=table, signature=signature)
 
 
-def predicted(model: runs.Model, samples: pl.DataFrame) -> pl.DataFrame:
+def predicted(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
     """`emotion` and `predicted_emotion` of the samples that have an emotion, by any variant."""
     emotions = model.variant.facts.emotions
-    known, _ = labelled(samples, emotions)
+    known, _ = with_known_emotion(samples, emotions)
     found = predictions(model.variant, model.columns(known)).get("emotion")
     if found is None:
         raise UsageError(f"'{model.name}' predicts no emotion: name a run that does")

@@ -3,13 +3,13 @@
 import polars as pl
 
 from attune.models.published import PROFILES
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 
 
 def samples_of(profile: str, samples: pl.DataFrame) -> pl.DataFrame:
     """The samples of a split that a profile answers, in their order."""
     if profile not in PROFILES:
-        raise UsageError(unknown("profile", profile, PROFILES))
+        raise UsageError(unknown_choice("profile", profile, PROFILES))
     if PROFILES[profile].drops_last_turns:
         return without_last_turns(samples)
     return samples

@@ -13,10 +13,9 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from attune.platform import tracking
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 from attune.platform.evaluation import significance
-from attune.platform.runs import record as store
-from attune.platform.runs.record import Run
+from attune.platform.runs.record import Run, write_aliases
 
 MODEL = "attune"
 CHAMPION, CANDIDATE = "champion", "candidate"
@@ -67,7 +66,7 @@ def answers_name(split: str) -> str:
 def check_metric(metric: str) -> None:
     """Only what has a better and a worse can be compared by."""
     if metric not in LOWER + HIGHER:
-        raise UsageError(unknown("metric", metric, LOWER + HIGHER))
+        raise UsageError(unknown_choice("metric", metric, LOWER + HIGHER))
 
 
 def promote(run: Run, *, split: str, metric: str, force: bool = False) -> Decision:
@@ -102,7 +101,7 @@ def note(run: Run) -> None:
 
 def _note(client: MlflowClient) -> None:
     holders = {alias: _holder(client, alias) for alias in (CHAMPION, CANDIDATE)}
-    store.note_aliases({alias: run_id for alias, run_id in holders.items() if run_id is not None})
+    write_aliases({alias: run_id for alias, run_id in holders.items() if run_id is not None})
 
 
 def _holder(client: MlflowClient, alias: str) -> str | None:

@@ -15,22 +15,22 @@ JOB, TRIAL, DASHBOARD = "ATTUNE_JOB", "ATTUNE_TRIAL", "ATTUNE_DASHBOARD"
 Level = Literal["info", "warning", "error"]
 
 
-def ids() -> dict[str, str]:
+def job_environment() -> dict[str, str]:
     """The variables, for workers on other machines."""
     return {name: os.environ[name] for name in (JOB, TRIAL, DASHBOARD) if name in os.environ}
 
 
-def job() -> dict[str, Any]:
+def current_job() -> dict[str, Any]:
     """The Ray job that this process works for, as runs and sweeps record it; empty outside one."""
     return {"job": os.environ.get(JOB, ""), "dashboard": os.environ.get(DASHBOARD, "")}
 
 
-def text_file(run: Run) -> Path:
+def log_file(run: Run) -> Path:
     """What a run had to say, for people."""
     return run.folder / TEXT
 
 
-def write(run: Run, message: str, level: Level = "info") -> None:
+def write_log(run: Run, message: str, level: Level = "info") -> None:
     """Add a line to both files."""
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -42,6 +42,6 @@ def write(run: Run, message: str, level: Level = "info") -> None:
         "job": os.environ.get(JOB),
         "pid": os.getpid(),
     }
-    for path, text in ((run.folder / LINES, json.dumps(line)), (text_file(run), message)):
+    for path, text in ((run.folder / LINES, json.dumps(line)), (log_file(run), message)):
         with path.open("a", encoding="utf-8") as file:
             file.write(text + "\n")

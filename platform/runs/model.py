@@ -27,7 +27,7 @@ from torch import nn
 from attune.models.base import Annotator, Facts, Needs, Variant
 from attune.platform.batching.encoding import Layout, Numbers, Ragged, encode, read_by, subwords_of
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.data.prepare import read_labelled, read_marked, read_samples
 from attune.platform.text import encoders, subwords
@@ -37,8 +37,12 @@ from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 from attune.platform.text.word_vectors import WordVectors
 
-WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.json", "vocabulary.txt"
-LEXICON, ENCODER, LABELLER = "lexicon.json", "encoder", "labeller"
+MODEL_WEIGHTS, MODEL_DESCRIPTION, VOCABULARY_FILE = (
+    "model.safetensors",
+    "model.json",
+    "vocabulary.txt",
+)
+LEXICON_FILE, ENCODER, LABELLER = "lexicon.json", "encoder", "labeller"
 EMOTION_WORDS, CAUSES, SUBWORDS = "emotion_words", "context_causes", "context_subwords"
 CONTEXT_LABELS = "context_labels"
 
@@ -111,17 +115,17 @@ def check_labels(needs: Needs, samples: pl.DataFrame, place: str) -> None:
             )
 
 
-def labels_of(needs: Needs) -> tuple[str, ...]:
+def label_names(needs: Needs) -> tuple[str, ...]:
     """What the numbers of `emotion` stand for."""
     return LABELS if needs.labels == "utterances" else EMOTIONS
 
 
-def needs_lexicon(needs: Needs) -> bool:
+def requires_lexicon(needs: Needs) -> bool:
     """Whether a variant needs a lexicon."""
     return EMOTION_WORDS in needs.columns or needs.intensity
 
 
-def facts_of(
+def build_data_info(
     vocabulary: Vocabulary,
     emotions: tuple[str, ...],
     needs: Needs,
@@ -148,7 +152,7 @@ def facts_of(
     )
 
 
-def build(
+def build_model(
     name: str,
     config: Any,
     vocabulary: Vocabulary,
@@ -164,13 +168,13 @@ def build(
     variant, _ = find_variant(name)
     needs = variant.needs_with(config)
     encoder = None if needs.encoder is None else encoders.load(getattr(config, needs.encoder))
-    facts = facts_of(
+    facts = build_data_info(
         vocabulary,
         emotions,
         needs,
         vectors=vectors,
         lexicon=lexicon,
-        pretrained=_handed(needs.encoder, encoder),
+        pretrained=_encoder_modules(needs.encoder, encoder),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -186,12 +190,12 @@ def build(
     )
 
 
-def _handed(setting: str | None, encoder: TextEncoder | None) -> dict[str, nn.Module]:
+def _encoder_modules(setting: str | None, encoder: TextEncoder | None) -> dict[str, nn.Module]:
     """An encoder under the name by which a variant asks for it."""
     return {} if setting is None or encoder is None else {setting: encoder.module}
 
 
-def save(model: Model, folder: Path) -> None:
+def save_model(model: Model, folder: Path) -> None:
     """Write a model where `load` finds it."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = model.variant.facts
@@ -203,18 +207,20 @@ def save(model: Model, folder: Path) -> None:
         "word_vector_dimension": None if vectors is None else vectors.shape[1],
         "max_context": model.max_context,
     }
-    save_weights(model.variant, folder / WEIGHTS)
-    model.vocabulary.save(folder / VOCABULARY)
+    save_weights(model.variant, folder / MODEL_WEIGHTS)
+    model.vocabulary.save(folder / VOCABULARY_FILE)
     if model.lexicon is not None:
-        model.lexicon.save(folder / LEXICON)
+        model.lexicon.save(folder / LEXICON_FILE)
     if model.encoder is not None:
         model.encoder.save(folder / ENCODER)
     if model.labeller is not None:
-        keep_labeller(model.labeller, folder)
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        copy_labeller(model.labeller, folder)
+    (folder / MODEL_DESCRIPTION).write_text(
+        json.dumps(description, indent=2) + "\n", encoding="utf-8"
+    )
 
 
-def keep_labeller(labeller: Path, folder: Path) -> None:
+def copy_labeller(labeller: Path, folder: Path) -> None:
     """Put a labeller into a folder; it is large, and linked where the disk can do that."""
 
     def link(source: str, target: str) -> None:
@@ -226,31 +232,31 @@ def keep_labeller(labeller: Path, folder: Path) -> None:
     shutil.copytree(labeller, folder / LABELLER, copy_function=link, dirs_exist_ok=False)
 
 
-def labeller_in(folder: Path) -> Path | None:
+def find_labeller(folder: Path) -> Path | None:
     """The folder of the labeller that was put into a folder."""
     return folder / LABELLER if (folder / LABELLER).is_dir() else None
 
 
-def load(folder: Path) -> Model:
+def load_model(folder: Path) -> Model:
     """The model in a folder, ready to answer."""
-    for name in (DESCRIPTION, VOCABULARY, WEIGHTS):
+    for name in (MODEL_DESCRIPTION, VOCABULARY_FILE, MODEL_WEIGHTS):
         if not (folder / name).is_file():
             raise UsageError(f"'{folder}' is not a model: {name} is missing")
-    description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    vocabulary = subwords.load(folder / VOCABULARY)
+    description = json.loads((folder / MODEL_DESCRIPTION).read_text(encoding="utf-8"))
+    vocabulary = subwords.load(folder / VOCABULARY_FILE)
     variant, _ = find_variant(description["variant"])
-    config = with_changes(variant.Config(), description["config"])
+    config = apply_overrides(variant.Config(), description["config"])
     needs = variant.needs_with(config)
-    lexicon = Lexicon.load(folder / LEXICON) if needs_lexicon(needs) else None
+    lexicon = Lexicon.load(folder / LEXICON_FILE) if requires_lexicon(needs) else None
     encoder = None
     if needs.encoder is not None:
         encoder = encoders.restore(getattr(config, needs.encoder), folder / ENCODER)
-    facts = facts_of(
+    facts = build_data_info(
         vocabulary,
         tuple(description["emotions"]),
         needs,
         lexicon=lexicon,
-        pretrained=_handed(needs.encoder, encoder),
+        pretrained=_encoder_modules(needs.encoder, encoder),
     )
     dimension = description["word_vector_dimension"]
     if dimension is not None:  # only the shape: the weights hold what became of the vectors
@@ -258,10 +264,10 @@ def load(folder: Path) -> Model:
         facts = dataclasses.replace(facts, word_vectors=blank)
     built = variant(config, facts)
     try:
-        load_weights(built, folder / WEIGHTS)
+        load_weights(built, folder / MODEL_WEIGHTS)
     except RuntimeError as error:
         raise DataError(
-            f"{folder / WEIGHTS} does not fit {folder / DESCRIPTION}: {error}"
+            f"{folder / MODEL_WEIGHTS} does not fit {folder / MODEL_DESCRIPTION}: {error}"
         ) from error
     return Model(
         name=description["variant"],
@@ -270,11 +276,11 @@ def load(folder: Path) -> Model:
         max_context=description["max_context"],
         lexicon=lexicon,
         encoder=encoder,
-        labeller=labeller_in(folder),
+        labeller=find_labeller(folder),
     )
 
 
-load_once = functools.lru_cache(1)(load)
+load_model_once = functools.lru_cache(1)(load_model)
 """For processes that do many tasks with one model."""
 
 
@@ -284,7 +290,7 @@ def save_weights(variant: Variant, path: Path) -> None:
     Copies: ZeRO lays all weights of a player into one piece of memory, which a file must not hold
     again for each of them.
     """
-    first_names = _names(variant).values()
+    first_names = _first_names(variant).values()
     state = variant.state_dict()
     save_file({name: state[name].detach().cpu().clone() for name in first_names}, path)
 
@@ -292,12 +298,12 @@ def save_weights(variant: Variant, path: Path) -> None:
 def load_weights(variant: Variant, path: Path) -> None:
     """What `save_weights` wrote, under all names."""
     given = load_file(path)
-    names = _names(variant)
+    names = _first_names(variant)
     shared = {name: given[first] for name, first in names.items() if first in given}
     variant.load_state_dict({**given, **shared})
 
 
-def _names(variant: Variant) -> dict[str, str]:
+def _first_names(variant: Variant) -> dict[str, str]:
     """Every name in the state -> the first name of the same tensor."""
     first: dict[int, str] = {}
     state = variant.state_dict(keep_vars=True)

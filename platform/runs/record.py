@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from attune.platform.core.errors import DataError, UsageError, unknown
+from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.core.home import home
 
-RECORD, METRICS, STOP = "run.json", "metrics.jsonl", "stop"
+RUN_RECORD, METRICS_FILE, STOP_FILE = "run.json", "metrics.jsonl", "stop"
 ALIASES = "aliases.json"
 """In `ATTUNE_HOME`: who is champion and who candidate, as the registry said when last asked."""
 LATEST = "latest"
@@ -96,12 +96,12 @@ class Run:
     @property
     def metrics_file(self) -> Path:
         """What was logged."""
-        return self.folder / METRICS
+        return self.folder / METRICS_FILE
 
     @property
     def stop_file(self) -> Path:
         """Whoever makes this file asks the run to checkpoint and end."""
-        return self.folder / STOP
+        return self.folder / STOP_FILE
 
     def changed(self, **changes: Any) -> "Run":
         """The run with some fields changed, written to its folder."""
@@ -113,24 +113,24 @@ class Run:
         """Write run.json, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content = {k: v for k, v in dataclasses.asdict(self).items() if k != "folder"}
-        new = self.folder / f"{RECORD}.{os.getpid()}"
+        new = self.folder / f"{RUN_RECORD}.{os.getpid()}"
         new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        new.replace(self.folder / RECORD)
+        new.replace(self.folder / RUN_RECORD)
 
 
-def folder_of_runs() -> Path:
+def runs_folder() -> Path:
     """Where runs are kept."""
     return home() / "runs"
 
 
-def read(folder: Path) -> Run:
+def read_run(folder: Path) -> Run:
     """The run in a folder."""
-    path = folder / RECORD
+    path = folder / RUN_RECORD
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return Run(folder=folder.absolute(), **content)
     except FileNotFoundError:
-        raise UsageError(f"'{folder}' is not a run ({RECORD} is missing)") from None
+        raise UsageError(f"'{folder}' is not a run ({RUN_RECORD} is missing)") from None
     except (ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
 
@@ -138,38 +138,40 @@ def read(folder: Path) -> Run:
 def all_runs(report: Callable[[str], None] = lambda _: None) -> Iterator[Run]:
     """Every run, oldest first; what cannot be read is reported and passed over."""
     found = []
-    for path in folder_of_runs().glob(f"*/{RECORD}"):
+    for path in runs_folder().glob(f"*/{RUN_RECORD}"):
         try:
-            found.append(read(path.parent))
+            found.append(read_run(path.parent))
         except DataError as error:
             report(str(error))
     yield from sorted(found, key=lambda run: (run.created, run.name))
 
 
-def find(text: str) -> Run:
+def find_run(text: str) -> Run:
     """A run by its name, its MLflow id, `variant@latest`, or the path of its folder."""
-    if (folder_of_runs() / text / RECORD).is_file() and "/" not in text:
-        return read(folder_of_runs() / text)
-    if (Path(text) / RECORD).is_file():
-        return read(Path(text))
+    if (runs_folder() / text / RUN_RECORD).is_file() and "/" not in text:
+        return read_run(runs_folder() / text)
+    if (Path(text) / RUN_RECORD).is_file():
+        return read_run(Path(text))
     runs = list(all_runs())
     variant, _, which = text.partition("@")
     if which == LATEST:
         found = [run for run in runs if run.variant == variant]
         if not found:
-            raise UsageError(unknown("variant among the runs", variant, {r.variant for r in runs}))
+            raise UsageError(
+                unknown_choice("variant among the runs", variant, {r.variant for r in runs})
+            )
         return found[-1]
     for run in runs:
         if run.run_id == text:
             return run
     if not runs:
-        raise UsageError(f"unknown run '{text}': there are none in {folder_of_runs()} yet")
+        raise UsageError(f"unknown run '{text}': there are none in {runs_folder()} yet")
     raise UsageError(
-        f"{unknown('run', text, [run.name for run in runs])} ('attune runs' lists all)"
+        f"{unknown_choice('run', text, [run.name for run in runs])} ('attune runs' lists all)"
     )
 
 
-def aliases() -> dict[str, str]:
+def read_aliases() -> dict[str, str]:
     """By MLflow's id of a run its alias, as last noted."""
     path = home() / ALIASES
     if not path.is_file():
@@ -178,24 +180,24 @@ def aliases() -> dict[str, str]:
     return {run_id: alias for alias, run_id in noted.items()}
 
 
-def note_aliases(runs: dict[str, str]) -> None:
+def write_aliases(runs: dict[str, str]) -> None:
     """Note by alias the id of the run that has it."""
     new = home() / f"{ALIASES}.{os.getpid()}"
     new.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
     new.replace(home() / ALIASES)
 
 
-def new_name(variant: str, data: str) -> str:
+def new_run_name(variant: str, data: str) -> str:
     """`<variant>-<data>-<n>`, with the first n that is free."""
     start = f"{variant}-{data}-"
-    taken = {p.name for p in folder_of_runs().glob(f"{start}*")}
+    taken = {p.name for p in runs_folder().glob(f"{start}*")}
     number = 1
     while f"{start}{number}" in taken:
         number += 1
     return f"{start}{number}"
 
 
-def check_name(name: str) -> None:
+def check_run_name(name: str) -> None:
     """A name becomes a folder's."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UsageError(f"'{name}' cannot be a run's name: use letters, digits, '-', '_' and '.'")

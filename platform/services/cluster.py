@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import log as logs
+from attune.platform.runs.log import job_environment
 from attune.platform.runs.record import Run
 from attune.platform.services import stack
 
@@ -155,7 +155,7 @@ def fit(run: Run, cores: int) -> None:
     use_gpu = "GPU" in needs
     trainer = TorchTrainer(
         work,
-        train_loop_config={"folder": str(run.folder), "ids": logs.ids()},
+        train_loop_config={"folder": str(run.folder), "ids": job_environment()},
         scaling_config=ScalingConfig(
             num_workers=run.workers, use_gpu=use_gpu, resources_per_worker=needs
         ),

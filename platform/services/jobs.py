@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from attune.platform.core.commit import VARIABLE, commit
-from attune.platform.core.errors import ServiceError, UsageError, unknown
+from attune.platform.core.errors import ServiceError, UsageError, unknown_choice
 from attune.platform.core.home import home
-from attune.platform.runs import log as logs
+from attune.platform.runs.log import DASHBOARD, JOB
 from attune.platform.services import cluster, stack, wheel
 
 JOB_SERVER = "http://127.0.0.1:8265"
@@ -109,8 +109,8 @@ class Jobs:
         given = {name: os.environ[name] for name in SHIPPED_VARIABLES if name in os.environ}
         given |= {
             "ATTUNE_HOME": there,
-            logs.JOB: job,
-            logs.DASHBOARD: self.dashboard(job),
+            JOB: job,
+            DASHBOARD: self.dashboard(job),
             VARIABLE: commit(),
             "RAY_JOB_STOP_WAIT_TIME_S": str(SECONDS_TO_STOP),
             **(variables or {}),
@@ -168,7 +168,7 @@ class Jobs:
         if not found:
             raise UsageError(f"unknown job '{text}': there are none at {self.address} yet")
         names = [job.id for job in found]
-        raise UsageError(f"{unknown('job', text, names)} ('attune jobs list' lists all)")
+        raise UsageError(f"{unknown_choice('job', text, names)} ('attune jobs list' lists all)")
 
     def logs(self, job: str) -> str:
         """All that a job has printed."""

@@ -13,12 +13,12 @@ import torch
 from attune.models.base import Batch, DialogueVariant, Explanation
 from attune.models.decoding import Decoding, decode, stream
 from attune.platform.batching.encoding import PADDING, Columns, Stream
-from attune.platform.core.errors import UsageError, unknown
-from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data.conversations import LISTENER, SPEAKER
 from attune.platform.data.samples import SAMPLES
-from attune.platform.enrichment import classifier as classifying
-from attune.platform.runs import model as runs
+from attune.platform.enrichment.classifier import add_context_labels
+from attune.platform.runs.model import load_model
 from attune.platform.runs.record import Run
 from attune.platform.text.detokenizing import readable
 from attune.platform.text.tokenizing import tokenize
@@ -41,12 +41,12 @@ class Responder:
     """
 
     def __init__(self, folder: Path):
-        self.model = runs.load(folder)
+        self.model = load_model(folder)
         if not isinstance(self.model.variant, DialogueVariant):
             raise UsageError(f"'{self.model.name}' does not answer: it is a classifier")
         self.variant = self.model.variant
         labeller = self.model.labeller
-        self.labeller = None if labeller is None else runs.load(labeller)
+        self.labeller = None if labeller is None else load_model(labeller)
 
     def respond(
         self,
@@ -182,7 +182,7 @@ class Responder:
             context_roles=pl.Series([[roles[turn % 2] for turn in range(n)] for n in counts]),
         )
         if self.labeller is not None:
-            samples = classifying.with_context_labels(self.labeller, samples)
+            samples = add_context_labels(self.labeller, samples)
         return _in_order(self.model.columns(samples))
 
     def _check(self, controls: Mapping[str, str] | None) -> None:
@@ -206,7 +206,7 @@ def controls_of(run: Run) -> Mapping[str, Sequence[str]]:
     variant = find_variant(run.variant)[0]
     if not issubclass(variant, DialogueVariant):
         return {}
-    return variant.controls_with(with_changes(variant.Config(), run.config))
+    return variant.controls_with(apply_overrides(variant.Config(), run.config))
 
 
 def check_controls(
@@ -217,6 +217,6 @@ def check_controls(
         if not known:
             raise UsageError(f"control '{name}': {name_of} has no controls")
         if name not in known:
-            raise UsageError(unknown("control", name, known))
+            raise UsageError(unknown_choice("control", name, known))
         if value not in known[name]:
-            raise UsageError(unknown(f"value of {name}", value, known[name]))
+            raise UsageError(unknown_choice(f"value of {name}", value, known[name]))

@@ -15,7 +15,7 @@ from mlflow.types.schema import AnyType, ColSpec, DataType, Schema
 from attune.models.base import DialogueVariant
 from attune.platform.core.settings import find_variant
 from attune.platform.runs.record import Run
-from attune.platform.tracking import run_metadata as described
+from attune.platform.tracking import run_metadata
 from attune.platform.tracking.connection import ADDRESS
 from attune.platform.tracking.environment import variables
 
@@ -33,7 +33,7 @@ def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
         experiment,
         name=run.name,
         source_run_id=run_id,
-        params=described.params(run),
+        params=run_metadata.params(run),
         model_type="attune",
     )
     model_id = str(logged.model_id)
@@ -55,7 +55,7 @@ def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
         client.log_model_artifacts(model_id, str(path))
     client.finalize_logged_model(model_id, "READY")
     if run.status == "finished":
-        add_version(client, run.variant, described.system(run.variant), run, model_id)
+        add_version(client, run.variant, run_metadata.system(run.variant), run, model_id)
     return model_id
 
 
@@ -72,5 +72,5 @@ def add_version(
             f"models:/{model_id}",
             run_id=run.run_id,
             model_id=model_id,
-            description=f"{run.name}: {described.outcome(run)}",
+            description=f"{run.name}: {run_metadata.outcome(run)}",
         )

@@ -18,9 +18,9 @@ from mlflow.utils.mlflow_tags import (
 )
 
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import model as runs
-from attune.platform.runs.record import RECORD, Run, Status
-from attune.platform.tracking import run_metadata as described
+from attune.platform.runs.model import VOCABULARY_FILE
+from attune.platform.runs.record import RUN_RECORD, Run, Status
+from attune.platform.tracking import run_metadata
 from attune.platform.tracking.connection import (
     contact,
     opened,
@@ -49,29 +49,29 @@ def start(run: Run, manifest: Mapping[str, Any]) -> Run:
 def create(run: Run, manifest: Mapping[str, Any]) -> Run:
     """The same, without writing to the run's folder, which may change meanwhile."""
     with opened(run.variant) as (client, experiment):
-        tags = {**described.tags_of(run), MLFLOW_RUN_NOTE: described.note(run)}
+        tags = {**run_metadata.tags_of(run), MLFLOW_RUN_NOTE: run_metadata.note(run)}
         if run.parent is not None:
             tags[MLFLOW_PARENT_RUN_ID] = run.parent
         made = client.create_run(experiment, tags=tags, run_name=run.name)
         run_id = made.info.run_id
-        params = [Param(key, value) for key, value in described.params(run).items()]
+        params = [Param(key, value) for key, value in run_metadata.params(run).items()]
         for first in range(0, len(params), MOST_PARAMS):
             client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
-        client.log_inputs(run_id, datasets=list(described.datasets(run, manifest)))
+        client.log_inputs(run_id, datasets=list(run_metadata.datasets(run, manifest)))
         client.log_dict(run_id, dict(manifest), "data_manifest.json")
-        client.log_dict(run_id, described.environment(), "environment.json")
+        client.log_dict(run_id, run_metadata.environment(), "environment.json")
     return dataclasses.replace(run, run_id=run_id, tracking=without_password(store_uri()))
 
 
 def start_group(name: str, params: Mapping[str, Any], first: Run, parent: str | None = None) -> str:
     """Tell MLflow of a run whose parts are other runs (seeds, trials), of which one is given; its
     id, for them to be its parts by."""
-    tags = described.tags_of(first)
+    tags = run_metadata.tags_of(first)
     if parent is not None:
         tags[MLFLOW_PARENT_RUN_ID] = parent
     with opened(first.variant) as (client, experiment):
         made = client.create_run(experiment, tags=tags, run_name=name)
-        given = [Param(key, described.text(value)) for key, value in params.items()]
+        given = [Param(key, run_metadata.text(value)) for key, value in params.items()]
         client.log_batch(made.info.run_id, params=given[:MOST_PARAMS])
     return str(made.info.run_id)
 
@@ -108,8 +108,8 @@ def reopen(run: Run) -> None:
     with contact(run) as (client, run_id):
         with quick():
             client.update_run(run_id, status=STATUS["running"])
-        now = {MLFLOW_RUN_NOTE: described.note(dataclasses.replace(run, status="running"))}
-        for key, value in {**now, **described.job_tags(run.job, run.dashboard)}.items():
+        now = {MLFLOW_RUN_NOTE: run_metadata.note(dataclasses.replace(run, status="running"))}
+        for key, value in {**now, **run_metadata.job_tags(run.job, run.dashboard)}.items():
             client.set_tag(run_id, key, value)
 
 
@@ -133,8 +133,8 @@ def finish(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True)
 
 def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
     with quick():
-        client.set_tag(run_id, MLFLOW_RUN_NOTE, described.note(run))
-    for path in (run.folder / RECORD, run.folder / runs.VOCABULARY, run.folder / SAMPLES):
+        client.set_tag(run_id, MLFLOW_RUN_NOTE, run_metadata.note(run))
+    for path in (run.folder / RUN_RECORD, run.folder / VOCABULARY_FILE, run.folder / SAMPLES):
         if path.exists():
             client.log_artifact(run_id, str(path))
     if (run.folder / SAMPLES).exists():  # by this tag MLflow shows it as a table
@@ -153,10 +153,10 @@ def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
 
 
 def _log_best(client: MlflowClient, run_id: str, run: Run, model_id: str | None) -> None:
-    step, now = run.result.get("best_step") or 0, described.milliseconds()
+    step, now = run.result.get("best_step") or 0, run_metadata.milliseconds()
     best = {f"best_{name}": value for name, value in run.result.get("metrics", {}).items()}
     metrics = []
-    for metric in described.metrics_of(best, now, step, model_id):
+    for metric in run_metadata.metrics_of(best, now, step, model_id):
         # At the time of the first time, what is said again does not count twice.
         known = {m.step: m.timestamp for m in client.get_metric_history(run_id, metric.key)}
         when = known.get(step, now)
@@ -180,19 +180,19 @@ def log_evaluation(
     """
     group = split if decode == "greedy" else f"{split}-{decode}"
     named = {f"{group}/{name}": value for name, value in metrics.items()}
-    step, now = run.result.get("best_step") or 0, described.milliseconds()
+    step, now = run.result.get("best_step") or 0, run_metadata.milliseconds()
     with contact(run) as (client, run_id):
         with quick():
             client.set_tag(run_id, f"{group}/decode", decode)
-        client.log_batch(run_id, metrics=list(described.metrics_of(named, now, step)))
+        client.log_batch(run_id, metrics=list(run_metadata.metrics_of(named, now, step)))
         client.log_artifact(run_id, str(answers), "answers")
 
 
 def log_picture(run: Run, path: Path, metrics: Mapping[str, float]) -> None:
     """Add a picture, and what it shows in numbers, to a run."""
-    step, now = run.result.get("best_step") or 0, described.milliseconds()
+    step, now = run.result.get("best_step") or 0, run_metadata.milliseconds()
     with contact(run) as (client, run_id):
-        client.log_batch(run_id, metrics=list(described.metrics_of(metrics, now, step)))
+        client.log_batch(run_id, metrics=list(run_metadata.metrics_of(metrics, now, step)))
         client.log_artifact(run_id, str(path), "pictures")
 
 

@@ -16,7 +16,7 @@ from attune.platform import tracking
 from attune.platform.core.errors import ServiceError, UsageError
 from attune.platform.core.settings import find_variant
 from attune.platform.data.prepare import read_manifest, read_samples
-from attune.platform.runs import log as logs
+from attune.platform.runs.log import current_job, log_file, write_log
 from attune.platform.runs.record import Run
 from attune.platform.services import cluster
 from attune.platform.serving.responder import Responder
@@ -76,12 +76,12 @@ def _begun(run: Run) -> Run:
     run.stop_file.unlink(missing_ok=True)
     for left in (RESULT, PLAN, PROBLEM):
         (run.folder / left).unlink(missing_ok=True)
-    run = dataclasses.replace(run, error="", **logs.job())
+    run = dataclasses.replace(run, error="", **current_job())
     if run.run_id is None:
         run = tracking.start(run, read_manifest(Path(run.data["folder"])))
     else:
         tracking.reopen(run)
-    logs.write(run, "begins")
+    write_log(run, "begins")
     return run.changed(status="running")
 
 
@@ -155,7 +155,7 @@ class _Lines:
         """Say what the run waits for, and when it has it; not of what passes between two looks."""
         now = bool(wanted)
         if now == self.waited != self.told:
-            logs.write(self.run, f"waits for {wanted}" if wanted else "has all it needs")
+            write_log(self.run, f"waits for {wanted}" if wanted else "has all it needs")
             self.told = now
         self.waited = now
 
@@ -181,7 +181,7 @@ class _Lines:
         return whole.decode().split("\n") if end else []
 
     def _files(self) -> tuple[Path, Path]:
-        return self.run.metrics_file, logs.text_file(self.run)
+        return self.run.metrics_file, log_file(self.run)
 
 
 def _size(path: Path) -> int:
@@ -197,7 +197,7 @@ def _ended(run: Run, failure: BaseException | None) -> Run:
         ended = run.changed(status="stopped")
     else:
         ended = run.changed(status="failed", error=_cause(run, failure))
-    logs.write(ended, ": ".join(filter(None, (ended.status, ended.error))),
+    write_log(ended, ": ".join(filter(None, (ended.status, ended.error))),
                "error" if ended.error else "info")  # fmt: skip
     return ended
 

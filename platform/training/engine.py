@@ -16,7 +16,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from attune.models.base import Batches, Losses, Progress, Variant
-from attune.platform.core.errors import DataError, UsageError, unknown
+from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.training.settings import TrainingConfig
 
 ALWAYS, BY_SCALE = "deepspeed.json", "deepspeed"
@@ -161,7 +161,7 @@ def read_settings(given: str) -> dict[str, Any]:
     if given in names:
         return _checked(given, folder.joinpath(f"{given}.json").read_text(encoding="utf-8"))
     if not Path(given).is_file():
-        what = unknown("settings of DeepSpeed", given, names)
+        what = unknown_choice("settings of DeepSpeed", given, names)
         raise UsageError(f"deepspeed={given}: {what}, or name a JSON file that is there")
     return _checked(given, Path(given).read_text(encoding="utf-8"))
 
@@ -193,7 +193,7 @@ def _checked(given: str, text: str) -> dict[str, Any]:
         if key in OURS:
             raise UsageError(f"deepspeed={given}: leave '{key}' out, and say {OURS[key]}")
         if key not in MAY_SAY:
-            raise UsageError(f"deepspeed={given}: {unknown('key', key, MAY_SAY)}")
+            raise UsageError(f"deepspeed={given}: {unknown_choice('key', key, MAY_SAY)}")
     try:
         DeepSpeedZeroConfig(**content.get(ZERO, {}))
     except ValidationError as error:

@@ -34,19 +34,13 @@ from attune.models.base import (
     Variant,
 )
 from attune.platform.batching.encoding import Columns, Loaded, Ragged, Stream, followed
-from attune.platform.runs import log as logs
-from attune.platform.runs import model as runs
+from attune.platform.runs.log import write_log
 from attune.platform.runs.metrics_file import MetricsFile
+from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_weights, save_model, save_weights
 from attune.platform.runs.record import Run
 from attune.platform.training import checkpoints
 from attune.platform.training.checkpoints import Standing
-from attune.platform.training.engine import (
-    Engine,
-    Player,
-    gathered,
-    kept_settings,
-    to_universal,
-)
+from attune.platform.training.engine import Engine, Player, gathered, kept_settings, to_universal
 from attune.platform.training.schedules import rate
 from attune.platform.training.settings import TrainingConfig
 
@@ -100,7 +94,7 @@ class Training:
     def __init__(
         self,
         run: Run,
-        model: runs.Model,
+        model: Model,
         data: Mapping[str, Columns],
         valid: Columns,
         worker: Worker = Worker(),  # noqa: B008
@@ -323,7 +317,7 @@ class Training:
         with gathered(self.variant, self.run.zero):
             if self.worker.first:
                 best = self._best_of(standing.stage)
-                _replace(best, lambda folder: runs.save(self.model, folder))
+                _replace(best, lambda folder: save_model(self.model, folder))
         standing = dataclasses.replace(
             standing, best=value, best_step=standing.total, best_metrics=found, waited=0
         )
@@ -337,7 +331,7 @@ class Training:
 
     def _load_best(self, number: int) -> None:
         self.worker.barrier()
-        runs.load_weights(self.variant, self._best_of(number) / runs.WEIGHTS)
+        load_weights(self.variant, self._best_of(number) / MODEL_WEIGHTS)
 
     def _engines(self, stage: Stage, standing: Standing, found: Path | None) -> dict[str, Engine]:
         folder, universal = None, False
@@ -375,7 +369,7 @@ class Training:
         found = checkpoints.last_good(self.run.checkpoints, self._report)
         if found is None:
             return Standing(workers=self.worker.world_size, zero=self.run.zero), None
-        runs.load_weights(self.variant, found / checkpoints.WEIGHTS)
+        load_weights(self.variant, found / checkpoints.WEIGHTS)
         standing = checkpoints.standing_of(found)
         self._report(f"going on from step {standing.total:,}")
         return standing, found
@@ -385,17 +379,17 @@ class Training:
             for player, engine in engines.items():
                 engine.save(folder, player)
 
-        def save_weights(path: Path) -> None:
+        def write_weights(path: Path) -> None:
             with gathered(self.variant, self.run.zero):
                 if self.worker.first:
-                    runs.save_weights(self.variant, path)
+                    save_weights(self.variant, path)
 
         here = dataclasses.replace(standing, workers=self.worker.world_size, zero=self.run.zero)
         checkpoints.write(
             self.run.checkpoints,
             here,
             save_engines=save_engines,
-            save_weights=save_weights,
+            save_weights=write_weights,
             first=self.worker.first,
             barrier=self.worker.barrier,
         )
@@ -415,7 +409,7 @@ class Training:
 
     def _report(self, message: str) -> None:
         if self.worker.first:
-            logs.write(self.run, message)
+            write_log(self.run, message)
 
 
 def total_loss(update: Update, terms: Losses) -> Tensor:
@@ -485,7 +479,7 @@ def evaluate(
     return found
 
 
-def _tokens_per_word(model: runs.Model, columns: Columns) -> float:
+def _tokens_per_word(model: Model, columns: Columns) -> float:
     """Of the responses, `<eos>` being a word; 1 where there are none."""
     responses = columns.get("response")
     if not isinstance(responses, Ragged) or not len(responses.values):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from attune.models.base import Between, Choice
-from attune.platform.core.errors import UsageError, unknown
-from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.settings import apply_overrides, find_variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +102,15 @@ def configure(
     """A variant's configuration and how it is trained: defaults, preset, ablation, changes."""
     variant, fixed = find_variant(name)
     if preset not in variant.presets:
-        raise UsageError(unknown("preset", preset, variant.presets))
+        raise UsageError(unknown_choice("preset", preset, variant.presets))
     model_keys = {field.name for field in dataclasses.fields(variant.Config)}
     training_keys = {field.name for field in dataclasses.fields(TrainingConfig)}
     wanted = {**variant.presets[preset], **fixed, **(changes or {})}
     for key in wanted:
         if key not in model_keys | training_keys:
-            raise UsageError(unknown("setting", key, model_keys | training_keys))
-    config = with_changes(variant.Config(), {k: v for k, v in wanted.items() if k in model_keys})
-    training = with_changes(
+            raise UsageError(unknown_choice("setting", key, model_keys | training_keys))
+    config = apply_overrides(variant.Config(), {k: v for k, v in wanted.items() if k in model_keys})
+    training = apply_overrides(
         TrainingConfig(), {k: v for k, v in wanted.items() if k in training_keys}
     )
     _check(training)

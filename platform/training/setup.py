@@ -11,30 +11,43 @@ from typing import Any
 import polars as pl
 from safetensors.torch import load_file
 
-from attune.models.base import (
-    CONTEXTS,
-    FOLLOWED,
-    PAIRED,
-    RESPONSES,
-    Annotator,
-    Needs,
-    Variant,
-)
+from attune.models.base import CONTEXTS, FOLLOWED, PAIRED, RESPONSES, Annotator, Needs, Variant
 from attune.platform.batching.encoding import Columns, followed, unpaired
 from attune.platform.core.commit import commit
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data import bundled
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import LEXICON, TOKENS, find_data, read_manifest, read_samples
-from attune.platform.enrichment import causes as annotating
-from attune.platform.enrichment import filters as selecting
-from attune.platform.enrichment import labels as labelling
-from attune.platform.enrichment import unpaired as harvesting
-from attune.platform.runs import log as logs
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
-from attune.platform.runs.record import Run
+from attune.platform.enrichment.causes import apply_cause_threshold
+from attune.platform.enrichment.filters import keep_emotional
+from attune.platform.enrichment.labels import LABELS_KEY
+from attune.platform.enrichment.unpaired import UNPAIRED_FILES, check_harvest, read_unpaired
+from attune.platform.runs.log import current_job
+from attune.platform.runs.model import (
+    CAUSES,
+    CONTEXT_LABELS,
+    LEXICON_FILE,
+    MODEL_WEIGHTS,
+    VOCABULARY_FILE,
+    Model,
+    build_model,
+    check_labels,
+    copy_labeller,
+    find_labeller,
+    label_names,
+    read_split,
+    requires_lexicon,
+)
+from attune.platform.runs.record import (
+    RUN_RECORD,
+    Run,
+    all_runs,
+    check_run_name,
+    find_run,
+    new_run_name,
+    runs_folder,
+)
 from attune.platform.text import subwords
 from attune.platform.text.encoders import locate
 from attune.platform.text.lexicons import Lexicon
@@ -63,7 +76,7 @@ def new_run(
     config, training = configure(variant, preset, changes)
     deepspeed, stage = _deepspeed(training, zero)
     check_zero(find_variant(variant)[0], variant, stage)
-    first = None if init is None else store.find(init)
+    first = None if init is None else find_run(init)
     if first is not None and not first.model.is_dir():
         raise UsageError(f"run '{first.name}' has no model to begin with yet")
     if training.word_vectors and not Path(training.word_vectors).is_file():
@@ -73,17 +86,17 @@ def new_run(
     needs = find_variant(variant)[0].needs_with(config)
     _check_needs(find_variant(variant)[0], variant, config, folder)
     lexicon, notice = None, ""
-    if runs.needs_lexicon(needs):
+    if requires_lexicon(needs):
         lexicon, notice = _lexicon(training, needs, folder)
     labeller = None
-    if runs.CONTEXT_LABELS in needs.columns:
+    if CONTEXT_LABELS in needs.columns:
         labeller, notice = _labeller(training, manifest)
     data_name = data if data == "bundled" else folder.name
-    name = name or store.new_name(variant, data_name)
-    store.check_name(name)
+    name = name or new_run_name(variant, data_name)
+    check_run_name(name)
     run = Run(
         name=name,
-        folder=store.folder_of_runs() / name,
+        folder=runs_folder() / name,
         variant=variant,
         preset=preset,
         config=dataclasses.asdict(config),
@@ -104,23 +117,23 @@ def new_run(
         commit=commit(),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         notice=notice,
-        **logs.job(),
+        **current_job(),
     )
-    if (run.folder / store.RECORD).exists():
+    if (run.folder / RUN_RECORD).exists():
         raise UsageError(
             f"a run named '{name}' exists already: choose another --name, or go on with it by "
             f"adding --resume"
         )
     run.folder.mkdir(parents=True, exist_ok=True)
     if first is not None:
-        vocabulary = subwords.load(first.model / runs.VOCABULARY)
+        vocabulary = subwords.load(first.model / VOCABULARY_FILE)
     else:
         vocabulary = _vocabulary(needs.tokenizer, training, folder, manifest["hash"])
-    vocabulary.save(run.folder / runs.VOCABULARY)
+    vocabulary.save(run.folder / VOCABULARY_FILE)
     if lexicon is not None:
-        lexicon.save(run.folder / runs.LEXICON)
+        lexicon.save(run.folder / LEXICON_FILE)
     if labeller is not None:
-        runs.keep_labeller(labeller, run.folder)
+        copy_labeller(labeller, run.folder)
     if deepspeed:
         engine.keep_settings(deepspeed, run.folder)
     run.write()
@@ -181,21 +194,21 @@ def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -
     if needs.encoder is not None:
         locate(getattr(config, needs.encoder))
     if issubclass(variant, Annotator) or needs.labels == "utterances":
-        runs.read_split(variant, folder, "train")
-    unpaired = {harvesting.FILE_OF[n] for n in needs.streams if n in harvesting.FILE_OF}
+        read_split(variant, folder, "train")
+    unpaired = {UNPAIRED_FILES[n] for n in needs.streams if n in UNPAIRED_FILES}
     if unpaired and not config.harvest:
         _check_own_texts(unpaired, name, config, folder)
     if threshold := getattr(config, "emotionality_threshold", 0.0):
-        selecting.emotional(read_samples(folder, "train"), folder, threshold)
-    if runs.CONTEXT_LABELS in needs.columns:
+        keep_emotional(read_samples(folder, "train"), folder, threshold)
+    if CONTEXT_LABELS in needs.columns:
         for split in ("train", "valid"):
-            runs.check_labels(needs, read_samples(folder, split), f"{folder}, {split}")
-    if runs.CAUSES not in needs.columns:
+            check_labels(needs, read_samples(folder, split), f"{folder}, {split}")
+    if CAUSES not in needs.columns:
         return
     for split in ("train", "valid"):
         samples = read_samples(folder, split)
         if threshold := getattr(config, "cause_threshold", 0.0):
-            samples = annotating.surer(samples, folder, split, threshold)
+            samples = apply_cause_threshold(samples, folder, split, threshold)
         if not samples["context_causes"].explode().count():
             raise DataError(
                 f"{folder}: no utterance in {split} is marked as a cause or not, which '{name}' "
@@ -221,12 +234,12 @@ def _check_own_texts(streams: set[str], name: str, config: Any, folder: Path) ->
 
 def _harvest(needs: Needs, config: Any) -> dict[str, Any]:
     """Where unpaired text comes from, if not from the data, and what it is."""
-    if not set(needs.streams) & set(harvesting.FILE_OF) or not config.harvest:
+    if not set(needs.streams) & set(UNPAIRED_FILES) or not config.harvest:
         return {}
     folder = Path(config.harvest)
-    found = harvesting.check(folder)["hash"]
-    for stream in harvesting.FILE_OF:  # a threshold that keeps nothing is told at once
-        harvesting.read(folder, stream, config.harvest_threshold)
+    found = check_harvest(folder)["hash"]
+    for stream in UNPAIRED_FILES:  # a threshold that keeps nothing is told at once
+        read_unpaired(folder, stream, config.harvest_threshold)
     return {"harvest": {"folder": str(folder.absolute()), "hash": found}}
 
 
@@ -247,14 +260,14 @@ def _lexicon(training: TrainingConfig, needs: Needs, folder: Path) -> tuple[Lexi
 def _labeller(training: TrainingConfig, manifest: Mapping[str, Any]) -> tuple[Path | None, str]:
     """The folder of the model that labels what a run is told, and what to say where none does."""
     if training.labeller is not None:
-        run = store.find(training.labeller)
+        run = find_run(training.labeller)
         if find_variant(run.variant)[0].needs.labels != "utterances":
             raise UsageError(f"labeller={training.labeller}: name a run of intent-classifier")
         if not run.model.is_dir():
             raise UsageError(f"labeller={training.labeller}: '{run.name}' has no model yet")
         return run.model, ""
-    name = manifest.get(labelling.NAME, {}).get("run")
-    for run in store.all_runs():
+    name = manifest.get(LABELS_KEY, {}).get("run")
+    for run in all_runs():
         if run.name == name and run.model.is_dir():
             return run.model, ""
     return None, (
@@ -281,12 +294,12 @@ def begun(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | Non
     Limits and the number of workers may be other than before; the rest is what it was begun with.
     """
     if name is None:
-        open_runs = [r for r in store.all_runs() if r.variant == variant and r.status != "finished"]
+        open_runs = [r for r in all_runs() if r.variant == variant and r.status != "finished"]
         if not open_runs:
             return None
         run = open_runs[-1]
-    elif (store.folder_of_runs() / name / store.RECORD).is_file():
-        run = store.find(name)
+    elif (runs_folder() / name / RUN_RECORD).is_file():
+        run = find_run(name)
     else:
         return None
     if run.status == "finished":
@@ -324,9 +337,9 @@ def check_zero(variant: type[Variant], name: str, zero: int) -> None:
         )
 
 
-def model_of(run: Run) -> runs.Model:
+def model_of(run: Run) -> Model:
     """The model a run begins with."""
-    vocabulary = subwords.load(run.folder / runs.VOCABULARY)
+    vocabulary = subwords.load(run.folder / VOCABULARY_FILE)
     variant, _ = find_variant(run.variant)
     training = TrainingConfig(**run.training)
     vectors = (
@@ -334,17 +347,17 @@ def model_of(run: Run) -> runs.Model:
         if training.word_vectors
         else None
     )
-    config = with_changes(variant.Config(), run.config)
-    reads = runs.needs_lexicon(variant.needs_with(config))
-    model = runs.build(
+    config = apply_overrides(variant.Config(), run.config)
+    reads = requires_lexicon(variant.needs_with(config))
+    model = build_model(
         run.variant,
         config,
         vocabulary,
-        runs.labels_of(variant.needs),
+        label_names(variant.needs),
         vectors=vectors,
-        lexicon=Lexicon.load(run.folder / runs.LEXICON) if reads else None,
+        lexicon=Lexicon.load(run.folder / LEXICON_FILE) if reads else None,
         max_context=training.max_context,
-        labeller=runs.labeller_in(run.folder),
+        labeller=find_labeller(run.folder),
         seed=run.seed,
     )
     if run.init is not None:
@@ -354,7 +367,7 @@ def model_of(run: Run) -> runs.Model:
 
 def begin_with(variant: Variant, folder: Path) -> None:
     """Take over the weights of another model that have the same name and shape."""
-    given = load_file(folder / runs.WEIGHTS)
+    given = load_file(folder / MODEL_WEIGHTS)
     own = variant.state_dict()
     shared = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
     if not shared:
@@ -362,7 +375,7 @@ def begin_with(variant: Variant, folder: Path) -> None:
     variant.load_state_dict(shared, strict=False)
 
 
-def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
+def data_of(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
     """The streams a variant trains on, and the paired samples it is judged by."""
     folder = _unchanged(run, run.data)
     valid = model.columns(_learned_from(model.variant, folder, "valid"))
@@ -384,21 +397,21 @@ def data_of(run: Run, model: runs.Model) -> tuple[dict[str, Columns], Columns]:
 def _learned_from(variant: Variant, folder: Path, split: str) -> pl.DataFrame:
     """The samples of train or valid, as a variant's thresholds want them: with the marks of causes
     that are sure enough; and train's of the emotional dialogs alone."""
-    samples = runs.read_split(variant, folder, split)
+    samples = read_split(variant, folder, split)
     threshold = getattr(variant.config, "cause_threshold", 0.0)
-    if threshold and runs.CAUSES in variant.needs_with(variant.config).columns:
-        samples = annotating.surer(samples, folder, split, threshold)
+    if threshold and CAUSES in variant.needs_with(variant.config).columns:
+        samples = apply_cause_threshold(samples, folder, split, threshold)
     threshold = getattr(variant.config, "emotionality_threshold", 0.0)
     if threshold and split == "train":
-        samples = selecting.emotional(samples, folder, threshold)
+        samples = keep_emotional(samples, folder, threshold)
     return samples
 
 
 def _texts(run: Run, config: Any, stream: str) -> pl.DataFrame:
     """Unpaired text: a harvest's, where one is named, else the data's own."""
     if "harvest" not in run.data:
-        return read_samples(Path(run.data["folder"]), harvesting.FILE_OF[stream])
-    return harvesting.read(_unchanged(run, run.data["harvest"]), stream, config.harvest_threshold)
+        return read_samples(Path(run.data["folder"]), UNPAIRED_FILES[stream])
+    return read_unpaired(_unchanged(run, run.data["harvest"]), stream, config.harvest_threshold)
 
 
 def _unchanged(run: Run, data: Mapping[str, Any]) -> Path:

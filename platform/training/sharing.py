@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from attune.platform.core.settings import find_variant
-from attune.platform.runs import log as logs
-from attune.platform.runs import model as runs
+from attune.platform.runs.log import write_log
 from attune.platform.runs.metrics_file import read_lines
+from attune.platform.runs.model import MODEL_DESCRIPTION, MODEL_WEIGHTS
 from attune.platform.runs.record import Run
 from attune.platform.training import checkpoints
 
@@ -52,7 +52,7 @@ def begin_after_shared(run: Run, others: Iterable[Run]) -> Run:
         return run
     steps, stage, other = max(ready, key=lambda found: found[0])
     _copy(other, run, stage)
-    logs.write(run, f"begins after stage {stage}, at step {steps:,}, with what '{other.name}' did")
+    write_log(run, f"begins after stage {stage}, at step {steps:,}, with what '{other.name}' did")
     return run.changed(shared_steps=steps)
 
 
@@ -73,7 +73,7 @@ def _copy(other: Run, run: Run, last: str) -> None:
             whole = run.model_after(stage)
             new = whole.with_name(f".{whole.name}.new")
             shutil.copytree(other.model_after(stage), new)
-            _describe(new / runs.DESCRIPTION, run.config)
+            _describe(new / MODEL_DESCRIPTION, run.config)
             new.replace(whole)
     lines = read_lines(other.metrics_file)
     kept = [line for line in lines if json.loads(line)["step"] <= standing.total]
@@ -82,7 +82,7 @@ def _copy(other: Run, run: Run, last: str) -> None:
         run.checkpoints,
         standing,
         save_engines=lambda folder: folder.mkdir(),  # each stage begins with new ones
-        save_weights=partial(shutil.copyfile, run.model_after(last) / runs.WEIGHTS),
+        save_weights=partial(shutil.copyfile, run.model_after(last) / MODEL_WEIGHTS),
         first=True,
         barrier=lambda: None,
     )

@@ -12,13 +12,11 @@ import ray.train
 import ray.train.torch
 import torch
 
-from attune.platform.core import allocator as memory
+from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.runs import log as logs
-from attune.platform.runs import record as store
-from attune.platform.runs.record import Run
-from attune.platform.training import engine
-from attune.platform.training import setup as start
+from attune.platform.runs.log import JOB
+from attune.platform.runs.record import Run, read_run
+from attune.platform.training import engine, setup
 from attune.platform.training.loop import PROBLEM, Export, Training, Watch, Worker
 
 
@@ -30,7 +28,7 @@ def work(settings: dict[str, Any]) -> None:
     worker = Worker(
         rank=context.get_world_rank(), world_size=context.get_world_size(), device=device
     )
-    run = store.read(Path(settings["folder"]))
+    run = read_run(Path(settings["folder"]))
     try:
         train(run, worker, export=gauges(run))
     except Exception as error:
@@ -47,7 +45,7 @@ def gauges(run: Run) -> Export:
     export at each machine."""
     from ray.util.metrics import Gauge
 
-    tags = {"run": run.name, "variant": run.variant, "job": os.environ.get(logs.JOB, "")}
+    tags = {"run": run.name, "variant": run.variant, "job": os.environ.get(JOB, "")}
     known: dict[str, Gauge] = {}
 
     def export(step: int, found: Mapping[str, float]) -> None:
@@ -69,11 +67,11 @@ def train(
 ) -> bool:
     """Train a run as one of its workers; False where it was asked to stop before its end."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    memory.keep_freed()
+    keep_freed_memory()
     engine.join_workers()
     gc.unfreeze()  # a process may train one run after another
-    model = start.model_of(run)
-    data, valid = start.data_of(run, model)
+    model = setup.model_of(run)
+    data, valid = setup.data_of(run, model)
     gc.collect()
     gc.freeze()  # what the imports made stays: the collector need not look at it between steps
     return Training(run, model, data, valid, worker, watch, export).go()

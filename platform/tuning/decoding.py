@@ -8,13 +8,12 @@ from typing import Any
 from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
-from attune.platform.core.settings import find_variant, with_changes
+from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data.prepare import read_samples
 from attune.platform.evaluation.evaluate import evaluate
-from attune.platform.runs import log as logs
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
-from attune.platform.runs.record import Run
+from attune.platform.runs.log import current_job
+from attune.platform.runs.model import load_model_once
+from attune.platform.runs.record import Run, find_run
 from attune.platform.services import cluster
 from attune.platform.tuning.sweep import ENDED, Sweep
 
@@ -35,12 +34,12 @@ class Trial:
 
 def measured(trial: Trial) -> tuple[int, dict[str, float]]:
     """What is measured of the answers."""
-    model = runs.load_once(Path(trial.model))
+    model = load_model_once(Path(trial.model))
     assert isinstance(model.variant, DialogueVariant)
     samples = read_samples(Path(trial.data), trial.split)
     if trial.contexts is not None:
         samples = samples.sample(min(trial.contexts, samples.height), seed=0)
-    decoding = with_changes(Decoding(), trial.settings)
+    decoding = apply_overrides(Decoding(), trial.settings)
     found = evaluate(
         model.variant, samples, model.columns(samples), model.vocabulary, decoding
     ).metrics
@@ -58,11 +57,11 @@ def run(sweep: Sweep, show: Show) -> Sweep:
     with sweep.alone():
         sweep.stop_file.unlink(missing_ok=True)
         sweep.mend()
-        return _run(sweep.changed(status="running", **logs.job()), show)
+        return _run(sweep.changed(status="running", **current_job()), show)
 
 
 def _run(sweep: Sweep, show: Show) -> Sweep:
-    of = store.find(sweep.asked["run"])
+    of = find_run(sweep.asked["run"])
     sweep.fill_grid()
     told = {trial.number for trial in sweep.trials() if ENDED in trial.user_attrs}
     left = [trial.number for trial in sweep.trials() if trial.number not in told]

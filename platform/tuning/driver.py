@@ -22,7 +22,7 @@ from ray.tune.search import Searcher
 
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import log as logs
+from attune.platform.runs.log import current_job
 from attune.platform.services import cluster
 from attune.platform.tuning import schedulers
 from attune.platform.tuning import sweep as sweeps
@@ -53,7 +53,7 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
     with sweep.alone():
         sweep.stop_file.unlink(missing_ok=True)
         sweep.mend()
-        sweep = sweep.changed(status="running", **logs.job())
+        sweep = sweep.changed(status="running", **current_job())
         sweep.fill_grid()
         # Only PBT draws from these; every other draw is seeded by its trial's number.
         random.seed(sweep.seed)

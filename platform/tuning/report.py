@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import Run
 from attune.platform.tuning.sweep import (
@@ -243,7 +243,7 @@ def check(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
     known = {name for trial in sweep.trials() for name in trial.params}
     for name in surface or ():
         if name not in known:
-            raise UsageError(f"--surface: {unknown('setting', name, known)}")
+            raise UsageError(f"--surface: {unknown_choice('setting', name, known)}")
 
 
 def _drawings(

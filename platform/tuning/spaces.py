@@ -25,7 +25,7 @@ import yaml
 
 from attune.models.base import Between, Choice
 from attune.models.decoding import Decoding
-from attune.platform.core.errors import UsageError, unknown
+from attune.platform.core.errors import UsageError, unknown_choice
 from attune.platform.core.settings import find_variant
 from attune.platform.training.settings import SEARCH_SPACES, TrainingConfig, configure
 
@@ -93,7 +93,7 @@ def find_ready(text: str) -> Ready:
         return _read(text, path.read_text(encoding="utf-8"))
     known = ready_made()
     if text not in known:
-        raise UsageError(f"{unknown('sweep', text, known)} (or name a .yaml file of yours)")
+        raise UsageError(f"{unknown_choice('sweep', text, known)} (or name a .yaml file of yours)")
     return known[text]
 
 
@@ -109,14 +109,14 @@ def _read(source: str, text: str) -> Ready:
         raise UsageError(f"{source}: keys with values are expected: {', '.join(sorted(known))}")
     for key in content:
         if key not in known:
-            raise UsageError(f"{source}: {unknown('key', key, known)}")
+            raise UsageError(f"{source}: {unknown_choice('key', key, known)}")
     for key in ("space", "set"):
         if not isinstance(content.get(key, {}), dict):
             raise UsageError(
                 f"{source}: '{key}' must name settings, as in '{key}: {{dropout: ...}}'"
             )
     if content.get("search") not in (None, *SEARCHES):
-        raise UsageError(f"{source}: {unknown('search', content['search'], SEARCHES)}")
+        raise UsageError(f"{source}: {unknown_choice('search', content['search'], SEARCHES)}")
     variants = content.get("variants", ())
     names = [variants] if isinstance(variants, str) else variants
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -147,7 +147,7 @@ def _tried(source: str, key: str, value: Any) -> Choice | Between:
     low, high, scale = _plain(value["low"]), _plain(value["high"]), value.get("scale", "uniform")
     scales = ("uniform", "loguniform", "int")
     if scale not in scales:
-        raise UsageError(f"{place}: {unknown('scale', scale, scales)}")
+        raise UsageError(f"{place}: {unknown_choice('scale', scale, scales)}")
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in (low, high)):
         raise UsageError(f"{place}: low and high must be numbers")
     if not low < high:
@@ -186,7 +186,7 @@ def of_variants(
         takers = [name for name in variants if key in _keys(name)]
         if not takers:
             known = set().union(*(_keys(name) for name in variants))
-            raise UsageError(f"{ready.source}: space: {unknown('setting', key, known)}")
+            raise UsageError(f"{ready.source}: space: {unknown_choice('setting', key, known)}")
         for name in takers:
             made[name][key] = tried
     for name, space in made.items():
@@ -243,13 +243,13 @@ def of_decoding(methods: Sequence[str], ready: Ready, fixed: Mapping[str, Any]) 
     keys = {each.name for each in dataclasses.fields(Decoding)}
     for method in methods:
         if method not in DECODING:
-            raise UsageError(unknown("way of decoding", method, DECODING))
+            raise UsageError(unknown_choice("way of decoding", method, DECODING))
         made[method] = {**DECODING[method], **ready.space} if not ready.decode else {**ready.space}
         for key in fixed:
             made[method].pop(key, None)
     for key in (*ready.space, *fixed):
         if key not in keys:
-            raise UsageError(f"{unknown('setting of decoding', key, keys)}")
+            raise UsageError(f"{unknown_choice('setting of decoding', key, keys)}")
     return made
 
 

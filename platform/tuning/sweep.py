@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from attune.models.base import DialogueVariant
-from attune.platform.core.errors import DataError, UsageError, unknown
+from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.core.home import home
 from attune.platform.core.settings import find_variant
-from attune.platform.runs import record as store
-from attune.platform.runs.record import Run, Status
+from attune.platform.runs.record import RUN_RECORD, Run, Status, read_run, runs_folder
 from attune.platform.tuning import halving, spaces
 from attune.platform.tuning.halving import Climber
 from attune.platform.tuning.spaces import Space
@@ -279,8 +278,8 @@ class Sweep:
     def runs_of(self, trial: "FrozenTrial") -> list[Run]:
         """A trial's runs, one for each seed."""
         names = trial.user_attrs.get(RUNS, ())
-        folders = [store.folder_of_runs() / name for name in names]
-        return [store.read(folder) for folder in folders if (folder / store.RECORD).is_file()]
+        folders = [runs_folder() / name for name in names]
+        return [read_run(folder) for folder in folders if (folder / RUN_RECORD).is_file()]
 
     def best(self, variant: str | None = None) -> "FrozenTrial | None":
         """The finished trial (of a variant) with the best value of the first metric; where none has
@@ -401,7 +400,7 @@ def find(name: str) -> Sweep:
     names = [sweep.name for sweep in all_sweeps()]
     if not names:
         raise UsageError(f"unknown sweep '{name}': there are none in {folder_of_sweeps()} yet")
-    raise UsageError(f"{unknown('sweep', name, names)} ('attune tune list' lists all)")
+    raise UsageError(f"{unknown_choice('sweep', name, names)} ('attune tune list' lists all)")
 
 
 def new_name(start: str) -> str:

@@ -13,8 +13,7 @@ import polars as pl
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
 from attune.platform.data.prepare import read_manifest
-from attune.platform.runs import record as store
-from attune.platform.runs.record import Run, Status
+from attune.platform.runs.record import Run, Status, read_run
 
 SECONDS_TO_SEND = 10.0
 TOLD = "told"
@@ -61,7 +60,7 @@ class Tracker:
     def amend(self, folder: Path, **changes: Any) -> Run:
         """Change what a run's folder says of it, at once."""
         with self._writing:
-            return store.read(folder).changed(**changes)
+            return read_run(folder).changed(**changes)
 
     def begin(self, run: Run) -> None:
         """Tell of a run, or that it goes on, and send what it logs."""
@@ -75,7 +74,7 @@ class Tracker:
         """Tell what came of them, of which one is given, together."""
 
         def do() -> None:
-            group = store.read(run.folder).parent
+            group = read_run(run.folder).parent
             if group is not None:
                 tracking.finish_group(group, status, metrics)
 
@@ -100,7 +99,7 @@ class Tracker:
         self._jobs.put(do)
 
     def _group(self, folders: Sequence[Path], label: str, params: Mapping[str, Any]) -> None:
-        runs = [store.read(folder) for folder in folders]
+        runs = [read_run(folder) for folder in folders]
         if any(run.run_id for run in runs):  # told before
             return
         group = tracking.start_group(label, params, runs[0], runs[0].parent)
@@ -108,7 +107,7 @@ class Tracker:
             self.amend(folder, parent=group)
 
     def _begin(self, folder: Path) -> None:
-        known = store.read(folder).run_id is not None
+        known = read_run(folder).run_id is not None
         run = self._started(folder)
         (folder / TOLD).unlink(missing_ok=True)
         if known:
@@ -116,7 +115,7 @@ class Tracker:
         self._senders[run.name] = tracking.Sender(run).__enter__()
 
     def _started(self, folder: Path) -> Run:
-        run = store.read(folder)
+        run = read_run(folder)
         if run.run_id is None:
             made = tracking.create(run, read_manifest(Path(run.data["folder"])))
             run = self.amend(folder, run_id=made.run_id, tracking=made.tracking)

@@ -18,10 +18,9 @@ from typing import Any
 from attune.models.base import DialogueVariant
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.settings import find_variant
-from attune.platform.runs import log as logs
-from attune.platform.runs import record as store
+from attune.platform.runs.log import TRIAL, write_log
 from attune.platform.runs.metrics_file import read_metrics
-from attune.platform.runs.record import Run
+from attune.platform.runs.record import Run, read_run
 from attune.platform.services import cluster
 from attune.platform.training import checkpoints
 from attune.platform.training.loop import PROBLEM, RESULT, Worker
@@ -59,7 +58,7 @@ class Task:
 
     def run(self) -> Run:
         """The run, with these settings."""
-        return with_settings(store.read(Path(self.folder)), self.settings)
+        return with_settings(read_run(Path(self.folder)), self.settings)
 
 
 class DivergedError(Exception):
@@ -89,7 +88,7 @@ def trial(config: dict[str, Any]) -> None:
 
     # Tune's: a process whose last trial has not left in this time fails the next one.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_LEAVE
-    os.environ[logs.TRIAL] = tune.get_context().get_trial_id()
+    os.environ[TRIAL] = tune.get_context().get_trial_id()
     task = Task(**config[TASK])
     run = task.run()
     try:
@@ -220,7 +219,7 @@ def _take_over(run: Run) -> None:
             return
         (run.folder / RESULT).unlink(missing_ok=True)
         standing = checkpoints.adopt(Path(folder), run.checkpoints)
-    logs.write(run, f"taking over a better member's weights at step {standing.total:,}")
+    write_log(run, f"taking over a better member's weights at step {standing.total:,}")
 
 
 def _train_here(task: Task, run: Run, teller: Teller) -> None:
@@ -286,9 +285,9 @@ def measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
         return
     from attune.platform.data.prepare import read_samples
     from attune.platform.evaluation.evaluate import evaluate
-    from attune.platform.runs import model as runs
+    from attune.platform.runs.model import load_model
 
-    model = runs.load(run.model)
+    model = load_model(run.model)
     if not isinstance(model.variant, DialogueVariant):
         raise WrongMetricError(
             f"'{run.variant}' does not answer: {', '.join(metrics)} cannot be measured"

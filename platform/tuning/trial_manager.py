@@ -17,11 +17,9 @@ from ray.tune import Callback
 
 from attune.platform import tracking
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.runs import log as logs
-from attune.platform.runs import record as store
-from attune.platform.runs.record import Run
-from attune.platform.training import checkpoints, sharing
-from attune.platform.training import setup as start
+from attune.platform.runs.log import current_job
+from attune.platform.runs.record import RUN_RECORD, Run, Status, find_run, read_run, runs_folder
+from attune.platform.training import checkpoints, setup, sharing
 from attune.platform.training.driver import sample_answers
 from attune.platform.training.loop import PROBLEM, RESULT
 from attune.platform.tuning import halving
@@ -193,10 +191,10 @@ class Keeper(Callback):
             names = [f"{names[0]}-seed{place}" for place in range(self.sweep.repeat)]
         made = []
         for place, name in enumerate(names):
-            if (store.folder_of_runs() / name / store.RECORD).is_file():
-                found = store.find(name)
+            if (runs_folder() / name / RUN_RECORD).is_file():
+                found = find_run(name)
                 if number not in self._told:
-                    found = self.tracker.amend(found.folder, **logs.job())
+                    found = self.tracker.amend(found.folder, **current_job())
                 made.append(found)
             elif number not in self._told:
                 made.append(self._new_run(kept, name, self.sweep.seed + place))
@@ -207,7 +205,7 @@ class Keeper(Callback):
     def _new_run(self, kept: Mapping[str, Any], name: str, seed: int) -> Run:
         asked = {key: value for key, value in self.sweep.asked.items() if key != "changes"}
         changes = {**self.sweep.asked.get("changes", {}), **kept[SETTINGS]}
-        run = start.new_run(
+        run = setup.new_run(
             kept["variant"], name=name, seed=seed, changes=changes, workers=self.sweep.workers,
             **asked,
         )  # fmt: skip
@@ -251,7 +249,7 @@ class Keeper(Callback):
         if before == task["settings"]:
             return
         self.sweep.note(task["number"], **{SETTINGS: task["settings"]})
-        changed = with_settings(store.read(Path(task["folder"])), task["settings"])
+        changed = with_settings(read_run(Path(task["folder"])), task["settings"])
         self.tracker.amend(changed.folder, config=changed.config, training=changed.training)
         said = _text({k: v for k, v in task["settings"].items() if before.get(k) != v})
         self.tracker.tag(changed, {f"took over after look {_look(trial)}": said})
@@ -286,7 +284,7 @@ class Keeper(Callback):
         if number in self._told:
             return
         outcome = self._outcome(run, task.rung, error)
-        status: store.Status = "stopped" if outcome is None else _status(outcome.ended)
+        status: Status = "stopped" if outcome is None else _status(outcome.ended)
         ended = self.tracker.amend(folder, status=status, result=_result(run))
         if outcome is None:
             self.tracker.end(ended, self.stopping)
@@ -376,7 +374,7 @@ class Keeper(Callback):
         over = not self.stopping and not self.sweep.stop_file.exists()
         for climber in self._waiting() if over else ():
             self._give_up(climber)
-        status: store.Status = "finished" if over else "failed" if self.problem else "stopped"
+        status: Status = "finished" if over else "failed" if self.problem else "stopped"
         sweep = self.sweep.changed(status=status, spent=self._seconds())
         best = sweep.best()
         done = best is not None and best.user_attrs.get(ENDED) == "finished"
@@ -411,7 +409,7 @@ def _look(trial: Any) -> int:
     return int((trial.last_result or {}).get(LOOK, 0))
 
 
-def _status(ended: Ended | Literal["waits"]) -> store.Status:
+def _status(ended: Ended | Literal["waits"]) -> Status:
     if ended == "finished":
         return "finished"
     return "stopped" if ended in ("stopped early", "waits") else "failed"

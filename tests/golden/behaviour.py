@@ -21,8 +21,8 @@ from attune.models.decoding import Decoding
 from attune.platform.batching.encoding import Stream
 from attune.platform.core.settings import find_variant
 from attune.platform.evaluation.evaluate import answer, score
-from attune.platform.runs import model as runs
-from attune.platform.training import setup as start
+from attune.platform.runs.model import read_split
+from attune.platform.training import setup
 from attune.platform.training.loop import total_loss, trainable_only
 from tests.golden.preparation import DIALOGUES, ENCODER, INTENTS, RECCON
 
@@ -73,15 +73,15 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     ATTUNE_HOME must name a folder where no run of that name exists.
     """
     variant_name, source = OTHER_SOURCES.get(name, (name, DIALOGUES))
-    run = start.new_run(
+    run = setup.new_run(
         variant_name,
         data=str(folder / source),
         preset="tiny",
         changes=settings_for(variant_name, folder),
         name=name,
     )
-    model = start.model_of(run)
-    data, _ = start.data_of(run, model)
+    model = setup.model_of(run)
+    data, _ = setup.data_of(run, model)
     streams = {stream: Stream(columns, size=8) for stream, columns in data.items()}
     variant = model.variant
     variant.train()
@@ -91,7 +91,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
             for number, stage in enumerate(variant.stages())
         ]
     }
-    columns = model.columns(runs.read_split(variant, folder / source, "test").head(SAMPLES))
+    columns = model.columns(read_split(variant, folder / source, "test").head(SAMPLES))
     measures["scores"] = _scores(variant, columns)
     if isinstance(variant, DialogueVariant):
         tokens = answer(variant, columns, DECODING)

@@ -11,11 +11,11 @@ import ray
 
 from attune.platform.data.conversations import UNPAIRED
 from attune.platform.data.prepare import MANIFEST, read_manifest, read_samples
-from attune.platform.enrichment import causes as annotating
-from attune.platform.enrichment import classifier as classifying
-from attune.platform.enrichment import unpaired as harvesting
-from attune.platform.runs import model as runs
-from attune.platform.training import setup as start
+from attune.platform.enrichment.causes import CAUSE_SHARD_ROWS, cause_probabilities
+from attune.platform.enrichment.classifier import TEXT_KINDS, classify_texts, fit_temperatures
+from attune.platform.enrichment.unpaired import TEXT_SHARD_ROWS
+from attune.platform.runs.model import load_model
+from attune.platform.training import setup
 from attune.platform.training.loop import Worker
 from attune.platform.training.worker import train
 from tests.golden.interface import assert_json_keys
@@ -51,7 +51,7 @@ def cluster(prepared, tmp_path_factory):
 
 def trained(variant, name, encoder, steps):
     """A run that was trained in this process: to start Ray Train takes longer than all the rest."""
-    run = start.new_run(
+    run = setup.new_run(
         variant, name=name, preset="tiny", changes={"encoder": str(encoder)}, max_steps=steps
     )
     assert train(run, Worker())
@@ -63,9 +63,9 @@ def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_
     run = trained("cause-annotator", "marker", tiny_encoder, 10)
     assert {"valid_loss", "valid_cause", "valid_accuracy"} <= set(run.result["metrics"])
 
-    model = runs.load(run.model)
+    model = load_model(run.model)
     samples = read_samples(prepared, "valid")
-    probabilities = annotating.probabilities(model, samples)
+    probabilities = cause_probabilities(model, samples)
     threshold = float(probabilities.explode().median())
     out = tmp_path / "marked"
     made = attune(
@@ -74,7 +74,7 @@ def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_
     )  # fmt: skip
     assert made["hash"] == read_manifest(out)["hash"] != read_manifest(prepared)["hash"]
     assert made["splits"] == read_manifest(prepared)["splits"]
-    assert read_samples(out, "train").height > 2 * annotating.ROWS_OF_A_SHARD  # several tasks
+    assert read_samples(out, "train").height > 2 * CAUSE_SHARD_ROWS  # several tasks
     marked = read_samples(out, "valid")
     # Marks near the threshold may fall to either side: another process adds up in another order.
     far = probabilities.list.eval((pl.element() - threshold).abs() > 1e-4).explode()
@@ -97,14 +97,14 @@ def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, t
     assert made["hash"] == read_manifest(out)["hash"]
     splits = read_manifest(prepared)["splits"]
     pairs = sum(splits[split]["samples"] for split in ("train", "valid", "test"))
-    assert pairs > 2 * harvesting.ROWS_OF_A_SHARD  # several tasks
+    assert pairs > 2 * TEXT_SHARD_ROWS  # several tasks
     assert made["streams"]["contexts"]["kept"] == made["streams"]["contexts"]["texts"] == pairs
     samples = read_samples(prepared, "test").tail(20)
-    assert made["harvest"]["temperature"] == classifying.temperatures(run)
-    model = runs.load(run.model)
-    for kind, stream in zip(classifying.KINDS, UNPAIRED, strict=True):
+    assert made["harvest"]["temperature"] == fit_temperatures(run)
+    model = load_model(run.model)
+    for kind, stream in zip(TEXT_KINDS, UNPAIRED, strict=True):
         found = read_samples(out, stream).tail(20)
-        best = classifying.log_probabilities(model, samples, kind).argmax(axis=1)
+        best = classify_texts(model, samples, kind).argmax(axis=1)
         emotions = pl.Series([model.variant.facts.emotions[number] for number in best])
         assert found[kind].to_list() == samples[kind].to_list()
         # Another process adds up in another order: the likeliest may be one of two equals.

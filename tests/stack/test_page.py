@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from attune.jobs.picture import ALL_DONE, browser, free_port
 from attune.models.decoding import Decoding
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import save_model
 from attune.platform.serving.responder import Responder
 from tests.runs import write_run
 
@@ -40,7 +40,7 @@ def add_run(home, name, variant, build, prepared):
     created = f"2026-01-01T00:00:{len(list(home.glob('runs/*'))):02}"
     data = {"name": "bundled", "folder": str(prepared), "hash": ""}
     run = write_run(home, name, variant, data=data, created=created)
-    runs.save(build(variant), run.model)
+    save_model(build(variant), run.model)
     return run
 
 

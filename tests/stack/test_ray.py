@@ -14,8 +14,8 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from attune.platform.runs import record as store
 from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.record import METRICS_FILE, find_run, runs_folder
 from attune.platform.services import stack
 from tests.golden.interface import assert_json_keys
 
@@ -74,12 +74,12 @@ def wait_for(condition, process):
 
 
 def steps_done(name):
-    path = store.folder_of_runs() / name / store.METRICS
+    path = runs_folder() / name / METRICS_FILE
     return max((line["step"] for line in read_metrics(path)), default=0)
 
 
 def checkpointed(name):
-    folder = store.folder_of_runs() / name / "checkpoints"
+    folder = runs_folder() / name / "checkpoints"
     return max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
 
 
@@ -134,7 +134,7 @@ def uninterrupted(environment):  # noqa: ARG001
 
 
 def test_a_run_through_the_command(uninterrupted):
-    run = store.find("whole")
+    run = find_run("whole")
     assert run.status == "finished"
     assert uninterrupted["run_id"] == run.run_id
     assert uninterrupted["steps"] == STEPS
@@ -155,7 +155,7 @@ def test_whatever_dies_the_result_is_the_same():
     wait_for(lambda: steps_done("unlucky") > before, process)
     process.send_signal(signal.SIGINT)
     finished(process, 130)
-    assert store.find("unlucky").status == "stopped"
+    assert find_run("unlucky").status == "stopped"
     stopped_at = checkpointed("unlucky")
     assert 20 < stopped_at < STEPS
 
@@ -166,7 +166,7 @@ def test_whatever_dies_the_result_is_the_same():
     assert checkpointed("unlucky") < STEPS
 
     submit_plainly("python", "-m", "attune.jobs.train", *command[1:])
-    run, whole = store.find("unlucky"), store.find("whole")
+    run, whole = find_run("unlucky"), find_run("whole")
     assert run.status == "finished"
     assert logged(run) == logged(whole)
     assert run.result["metrics"] == whole.result["metrics"]
@@ -184,7 +184,7 @@ def test_several_seeds_that_begin_with_another_run():
     losses = [run["metrics"]["valid_loss"] for run in result["runs"]]
     assert result["mean"]["valid_loss"] == pytest.approx(sum(losses) / 2)
     assert losses[0] != losses[1]
-    runs = [store.find(run["name"]) for run in result["runs"]]
+    runs = [find_run(run["name"]) for run in result["runs"]]
     [parent] = {run.parent for run in runs}
     client = MlflowClient(tracking_uri=runs[0].tracking)
     together = client.get_run(parent)
@@ -192,7 +192,7 @@ def test_several_seeds_that_begin_with_another_run():
     assert together.data.metrics["valid_loss_mean"] == pytest.approx(sum(losses) / 2)
     tags = [client.get_run(run.run_id).data.tags for run in runs]
     assert [each["mlflow.parentRunId"] for each in tags] == [parent] * 2
-    begun = store.find("whole").result["metrics"]["valid_loss"]
+    begun = find_run("whole").result["metrics"]["valid_loss"]
     assert losses == pytest.approx([begun] * 2, rel=0.1)  # a step or two away from where it began
 
 
@@ -202,7 +202,7 @@ def test_a_job_with_two_workers_gives_the_losses_of_one():
     some = ("--max-steps", str(EVERY))  # the option that comes last counts
     train = ("train", "dummy", *SETTINGS, *some, "--workers", "2", "--zero", "1", "--name", "job")
     finished(attune("submit", "--address", address, "--follow", "--", *train))
-    run, whole = store.find("job"), store.find("whole")
+    run, whole = find_run("job"), find_run("whole")
     assert run.status == "finished"
     assert logged(run)[-1][0] == EVERY
     for (step, found), (same, expected) in zip(logged(run), logged(whole), strict=False):

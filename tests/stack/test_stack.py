@@ -13,9 +13,9 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from attune.platform.runs import log as logs
-from attune.platform.runs import record as store
+from attune.platform.runs.log import LINES, TEXT
 from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.record import METRICS_FILE, find_run, runs_folder
 from attune.platform.services import stack
 from tests.golden.interface import assert_json_keys
 
@@ -84,12 +84,12 @@ def asked(port, path, authorization):
 
 
 def steps_done(name):
-    path = store.folder_of_runs() / name / store.METRICS
+    path = runs_folder() / name / METRICS_FILE
     return max((line["step"] for line in read_metrics(path)), default=0)
 
 
 def checkpointed(name):
-    folder = store.folder_of_runs() / name / "checkpoints"
+    folder = runs_folder() / name / "checkpoints"
     return max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
 
 
@@ -155,13 +155,13 @@ def test_jobs_wait_stop_fail_and_go_on(tmp_path):
 
     stopped = attune("jobs", "stop", "long", "--json")
     assert (stopped["id"], stopped["state"]) == (job, "STOPPED")
-    run = store.find("long")
+    run = find_run("long")
     assert (run.status, run.job, run.dashboard) == ("stopped", job, first["dashboard"])
     done = steps_done("long")
     assert checkpointed("long") == done
 
     assert attune("jobs", "wait", second["job_id"], "--json", code=1)["state"] == "FAILED"
-    failed = store.find("dummy-bundled-1")
+    failed = find_run("dummy-bundled-1")
     assert failed.status == "failed"
     assert ERROR in failed.error
     assert ERROR in attune("jobs", "logs", "dummy-bundled-1")
@@ -169,23 +169,23 @@ def test_jobs_wait_stop_fail_and_go_on(tmp_path):
     goes_on = ("submit", "--follow", "--json", "--", *TRAIN, *LONG, "--max-steps", str(done + 3))
     third = attune(*goes_on)
     assert third["state"] == "SUCCEEDED"
-    assert store.find("long").status == "finished"
+    assert find_run("long").status == "finished"
     assert steps_done("long") == done + 3
     assert says("long", f"going on from step {done:,}")
 
     client = MlflowClient(tracking_uri=run.tracking)
-    known = {name: client.get_run(store.find(name).run_id) for name in ("long", "dummy-bundled-1")}
+    known = {name: client.get_run(find_run(name).run_id) for name in ("long", "dummy-bundled-1")}
     assert known["long"].data.tags["ray_job"] == third["job_id"]
     assert known["long"].data.tags["ray_dashboard"].endswith(f"/#/jobs/{third['job_id']}")
     assert known["dummy-bundled-1"].info.status == "FAILED"
     assert ERROR in known["dummy-bundled-1"].data.tags["error"]
-    lines = [json.loads(line) for line in (run.folder / logs.LINES).read_text().splitlines()]
+    lines = [json.loads(line) for line in (run.folder / LINES).read_text().splitlines()]
     assert [line["job"] for line in lines] == [job] * 2 + [third["job_id"]] * 3
     assert {line["run_id"] for line in lines} == {run.run_id}
 
 
 def says(name, message):
-    path = store.folder_of_runs() / name / logs.TEXT
+    path = runs_folder() / name / TEXT
     return path.exists() and message in path.read_text()
 
 

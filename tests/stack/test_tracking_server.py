@@ -21,8 +21,8 @@ import pytest
 from attune.platform import tracking
 from attune.platform.data.prepare import read_manifest
 from attune.platform.evaluation import answers, promotion
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.runs.model import save_model
+from attune.platform.runs.record import Run, read_run
 
 from mlflow import MlflowClient  # isort: skip
 
@@ -182,13 +182,13 @@ def new_run(home, prepared, build):
     model, manifest = build("dummy"), read_manifest(prepared)
 
     def make(name):
-        run = store.Run(
+        run = Run(
             name=name, folder=home / "runs" / name, variant="dummy", preset="tiny",
             config=asdict(model.variant.config), training={"track_checkpoint": False},
             data={"name": "bundled", "folder": str(prepared), "hash": manifest["hash"]},
         )  # fmt: skip
         run.write()
-        runs.save(model, run.model)
+        save_model(model, run.model)
         return tracking.start(run, manifest)
 
     return make
@@ -207,7 +207,7 @@ def logged(client, run, key):
 
 def log_all(folder):
     """What the process that drives a run does, while its workers log."""
-    run = store.read(Path(folder))
+    run = read_run(Path(folder))
     with tracking.Sender(run) as sender:
         for first in range(1, STEPS, 50):
             write(run, first, first + 49)

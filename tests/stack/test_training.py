@@ -18,12 +18,11 @@ from attune.models.decoding import Decoding
 from attune.platform.core.errors import DataError
 from attune.platform.data.prepare import prepare, read_samples
 from attune.platform.evaluation.evaluate import evaluate
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
 from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.model import MODEL_WEIGHTS, load_model
+from attune.platform.runs.record import find_run, read_run
 from attune.platform.services import cluster
-from attune.platform.training import checkpoints, engine, loop, sharing
-from attune.platform.training import setup as start
+from attune.platform.training import checkpoints, engine, loop, setup, sharing
 from attune.platform.training.engine import Engine, Player
 from attune.platform.training.loop import Training, Worker
 from attune.platform.training.settings import TrainingConfig
@@ -46,7 +45,7 @@ def home(tmp_path, monkeypatch):
 def begin(prepared):
     def make(variant, name, *, max_steps, zero=0, seed=0, **changes):
         changes = {"log_every": 1, "evaluate_every": 5, "batch_size": 8, **changes}
-        return start.new_run(
+        return setup.new_run(
             variant, data=str(prepared), preset="tiny", changes=changes, max_steps=max_steps,
             name=name, zero=zero, seed=seed,
         )  # fmt: skip
@@ -57,19 +56,19 @@ def begin(prepared):
 @pytest.fixture(autouse=True)
 def few_valid_samples(monkeypatch):
     """Looking at all of valid would take most of the time."""
-    real = start.data_of
+    real = setup.data_of
 
     def fewer(run, model):
         streams, _ = real(run, model)
-        samples = start.read_samples(start.Path(run.data["folder"]), "valid").head(40)
+        samples = setup.read_samples(setup.Path(run.data["folder"]), "valid").head(40)
         return streams, model.columns(samples)
 
-    monkeypatch.setattr(start, "data_of", fewer)
+    monkeypatch.setattr(setup, "data_of", fewer)
 
 
 def go(run):
-    model = start.model_of(run)
-    data, valid = start.data_of(run, model)
+    model = setup.model_of(run)
+    data, valid = setup.data_of(run, model)
     return Training(run, model, data, valid).go()
 
 
@@ -81,7 +80,7 @@ def logged(run):
 
 
 def weights(run):
-    return runs.load(run.model).variant.state_dict()
+    return load_model(run.model).variant.state_dict()
 
 
 def assert_same(one, other):
@@ -139,7 +138,7 @@ def test_a_killed_run_gives_what_the_uninterrupted_gives(
         assert go(whole)
         kept = tmp_path_factory.mktemp("whole")
         shutil.copytree(whole.folder, kept, dirs_exist_ok=True)
-        uninterrupted[variant] = store.read(kept)
+        uninterrupted[variant] = read_run(kept)
     run = begin(variant, "broken", max_steps=steps, **settings)
     with monkeypatch.context() as patched:
         kill_at(patched, killed_at)
@@ -166,12 +165,12 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
     spaces = {key: tried for group in groups_of(name).values() for key, tried in group.items()}
     own = all_variants()[name][0]
     for stage, keys in own.no_part_in(own.Config(**base.config)).items():
-        expected = (base.model_after(stage) / runs.WEIGHTS).read_bytes()
+        expected = (base.model_after(stage) / MODEL_WEIGHTS).read_bytes()
         for key in keys:
             value = next(v for v in ends(spaces[key]) if v != base.config[key])
             run = begin(name, f"other-{key}", max_steps=steps, **settings, **{key: value})
             assert go(run)
-            assert (run.model_after(stage) / runs.WEIGHTS).read_bytes() == expected, key
+            assert (run.model_after(stage) / MODEL_WEIGHTS).read_bytes() == expected, key
             assert sharing.steps_until(run, stage) == sharing.steps_until(base, stage)
 
 
@@ -185,10 +184,10 @@ def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
     run = begin("empdg", "sharing", max_steps=steps, **other)
     run = sharing.begin_after_shared(run, [run, first, alone.changed(seed=7)])
     assert run.shared_steps == sharing.steps_until(first, "critics") == 25
-    assert runs.load(run.model_after("generator")).variant.config.generator_steps == 3
+    assert load_model(run.model_after("generator")).variant.config.generator_steps == 3
     trained = []
-    model = start.model_of(run)
-    data, valid = start.data_of(run, model)
+    model = setup.model_of(run)
+    data, valid = setup.data_of(run, model)
     assert Training(run, model, data, valid, watch=lambda step, *_: trained.append(step)).go()
     assert min(trained) == 26
     assert_same(run, alone)
@@ -282,8 +281,8 @@ def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     assert go(run)
     assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
         == [1, 2]  # fmt: skip
-    model = start.model_of(run)
-    longer = Training(run.changed(max_steps=100), model, *start.data_of(run, model))
+    model = setup.model_of(run)
+    longer = Training(run.changed(max_steps=100), model, *setup.data_of(run, model))
     assert [longer.steps_of(0), longer.steps_of(1)] == [25, 75]
 
 
@@ -297,8 +296,8 @@ def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
     assert result["best_step"] == best_step
     assert result["steps"] == looks[-1][0] < 60
     assert len([step for step, _ in looks if step > best_step]) == 2
-    model = runs.load(run.model)
-    _, valid = start.data_of(run, model)
+    model = load_model(run.model)
+    _, valid = setup.data_of(run, model)
     [stage] = model.variant.stages()
     found = loop.evaluate(model.variant, stage, valid, loop.Worker())
     assert found["valid_loss"] == pytest.approx(best, rel=1e-6)
@@ -307,10 +306,10 @@ def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
 def test_begin_with_takes_over_weights_and_words(begin, prepared):
     first = begin("transformer", "first", max_steps=2, vocabulary_size=500)
     assert go(first)
-    second = start.new_run(
+    second = setup.new_run(
         "multi-trs", data=str(prepared), preset="tiny", max_steps=1, name="second", init="first"
     )
-    given, taken = weights(first), start.model_of(second).variant.state_dict()
+    given, taken = weights(first), setup.model_of(second).variant.state_dict()
     shared = set(given) & set(taken)
     assert {"embedding.table.weight", "output.bias"} <= shared
     assert all(torch.equal(given[name], taken[name]) for name in shared)
@@ -327,8 +326,8 @@ def test_a_stage_begins_with_the_best_of_the_one_before(begin, monkeypatch):
     run = begin("emoprepend-1", "stages", max_steps=16, evaluate_every=2)
     assert go(run)
     assert len(looks) > 3
-    last = runs.load(run.model).variant.reader.state_dict()
-    best = runs.load(run.folder / "best-classifier").variant.reader.state_dict()
+    last = load_model(run.model).variant.reader.state_dict()
+    best = load_model(run.folder / "best-classifier").variant.reader.state_dict()
     for name, tensor in last.items():
         assert torch.equal(tensor, best[name]), name
 
@@ -447,8 +446,8 @@ def test_a_game_is_tracked_and_its_result_is_of_its_last_stage(begin):
 def test_perplexity_is_of_all_samples_in_every_stage(begin):
     """Critics learn from answered samples only; what their stage says of valid is of all of it."""
     run = begin("empdg", "whole", max_steps=6)
-    model = start.model_of(run)
-    _, valid = start.data_of(run, model)
+    model = setup.model_of(run)
+    _, valid = setup.data_of(run, model)
     found = [
         loop.evaluate(model.variant, stage, valid, loop.Worker())
         for stage in model.variant.stages()
@@ -464,7 +463,7 @@ def test_a_stage_has_its_own_rate_and_perplexity_is_of_words(begin, prepared):
     rates = [m["learning_rate"] for _, m in logged(run) if "learning_rate" in m]
     assert rates == pytest.approx([2.5e-4] * 2 + [1e-3] * 4)
     told = min(m["valid_perplexity"] for _, m in logged(run) if "valid_perplexity" in m)
-    model, samples = runs.load(run.model), read_samples(prepared, "valid").head(40)
+    model, samples = load_model(run.model), read_samples(prepared, "valid").head(40)
     found = evaluate(
         model.variant, samples, model.columns(samples), model.vocabulary, Decoding(max_tokens=1)
     )
@@ -481,10 +480,10 @@ def test_without_answers_there_is_nothing_for_critics(tmp_path):
     ]
     source.write_text("\n".join(lines))
     prepare(str(source), tmp_path / "short")
-    run = start.new_run("empdg", data=str(tmp_path / "short"), preset="tiny", name="lonely")
+    run = setup.new_run("empdg", data=str(tmp_path / "short"), preset="tiny", name="lonely")
     assert "bundled corpus" in run.notice
     with pytest.raises(DataError, match="none in valid, is answered by the speaker"):
-        start.data_of(run, start.model_of(run))
+        setup.data_of(run, setup.model_of(run))
 
 
 @pytest.mark.parametrize("multitask", [True, False])
@@ -493,15 +492,15 @@ def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multit
     assert go(run)
     told = {name for _, metrics in logged(run) for name in metrics if metrics.get("stage") == 1}
     assert told >= {"nll", "emotion", "cause", "cause_accuracy"}
-    last = runs.load(run.model).variant.reasoner.state_dict()
-    best = runs.load(run.folder / "best-reasoner").variant.reasoner.state_dict()
+    last = load_model(run.model).variant.reasoner.state_dict()
+    best = load_model(run.folder / "best-reasoner").variant.reasoner.state_dict()
     assert all(torch.equal(last[name], best[name]) for name in last) == (not multitask)
 
 
 def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begin):
     def watched(run, leave_at=0):
-        model = start.model_of(run)
-        data, valid = start.data_of(run, model)
+        model = setup.model_of(run)
+        data, valid = setup.data_of(run, model)
         heard = []
 
         def watch(step, metrics, over):
@@ -551,6 +550,6 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     for run in first["runs"]:
         assert run["metrics"]["perplexity"] > 1
         assert Path(run["answers"]).is_file()
-    trained = [store.find(name).metrics_file.read_bytes() for name in names]
+    trained = [find_run(name).metrics_file.read_bytes() for name in names]
     assert shown() == first  # what is finished is left alone
-    assert trained == [store.find(name).metrics_file.read_bytes() for name in names]
+    assert trained == [find_run(name).metrics_file.read_bytes() for name in names]

@@ -14,8 +14,8 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
-from attune.platform.runs import record as store
 from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.record import find_run, runs_folder
 from attune.platform.tuning import sweep as sweeps
 from tests.golden.interface import assert_json_keys
 
@@ -97,13 +97,13 @@ def test_a_sweep_stops_early_and_survives_its_trials_and_its_driver():
                "--set", "log_every=1", "--name", "rates", "--resume", "--concurrent", "2",
                "--scheduler", "asha", "--json")  # fmt: skip
     process = attune(*command)
-    wait_for(lambda: any(store.folder_of_runs().glob("rates-*/checkpoints/[0-9]*")), process)
+    wait_for(lambda: any(runs_folder().glob("rates-*/checkpoints/[0-9]*")), process)
     kill_trial()  # Tune starts it again
     wait_for(lambda: len(ended("rates")) >= 2, process)
     process.kill()
     process.communicate()
     before = ended("rates")
-    kept = {n: store.find(f"rates-{n:03d}").metrics_file.read_bytes() for n in before}
+    kept = {n: find_run(f"rates-{n:03d}").metrics_file.read_bytes() for n in before}
 
     result = finished(attune(*command))
     assert set(result) == {"name", "best", "trials", "stopped_early", "failed"}
@@ -112,17 +112,17 @@ def test_a_sweep_stops_early_and_survives_its_trials_and_its_driver():
     assert result["stopped_early"] >= 1
     assert result["best"]["config"]["learning_rate"] == 1e-2
     assert {n: ended("rates")[n] for n in before} == before
-    assert kept == {n: store.find(f"rates-{n:03d}").metrics_file.read_bytes() for n in before}
+    assert kept == {n: find_run(f"rates-{n:03d}").metrics_file.read_bytes() for n in before}
     assert_tracked("rates", result)
 
 
 def assert_tracked(name, result):
     """One run for the sweep, one below it for each trial, with the reason it ended."""
-    client = MlflowClient(tracking_uri=store.find(f"{name}-000").tracking)
+    client = MlflowClient(tracking_uri=find_run(f"{name}-000").tracking)
     parent = client.get_run(sweeps.find(name).run_id)
     assert parent.info.status == "FINISHED"
     for number in range(result["trials"]):
-        run = store.find(f"{name}-{number:03d}")
+        run = find_run(f"{name}-{number:03d}")
         known = client.get_run(run.run_id)
         assert known.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert known.data.tags["ended"].startswith(ended(name)[number])
@@ -133,7 +133,7 @@ def assert_tracked(name, result):
         statuses = {"finished": "finished", "diverged": "failed"}
         assert run.status == statuses.get(ended(name)[number], "stopped")
         assert (len(looks) == STEPS / EVERY) == (run.status == "finished")
-    best = store.find(result["best"]["run_id"])
+    best = find_run(result["best"]["run_id"])
     assert client.get_run(best.run_id).data.tags["best_of"] == name
     assert [v.run_id for v in client.search_model_versions("name='dummy'")].count(best.run_id) == 1
 
@@ -144,7 +144,7 @@ def test_a_population_takes_over():
     result = finished(attune("tune", "dummy", "--sweep", space, *SETTINGS, "--name", "pbt",
                              "--scheduler", "pbt", "--samples", "2", "--json"))  # fmt: skip
     assert (result["trials"], result["failed"]) == (2, 0)
-    members = [store.find(f"pbt-{number:03d}") for number in range(2)]
+    members = [find_run(f"pbt-{number:03d}") for number in range(2)]
     took = [run for run in members if "taking over" in _log(run)]
     assert took
     assert [run.status for run in members] == ["finished"] * 2

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from attune.platform.runs.metrics_file import read_metrics
-from attune.platform.training import setup as start
+from attune.platform.training import setup
 from attune.platform.training.loop import Worker
 from tests.stack import worker
 
@@ -26,7 +26,7 @@ def begin(prepared, tmp_path_factory):
 
         def make(name, zero=0):
             changes = {"log_every": 1, "evaluate_every": 6, "batch_size": 16}
-            return start.new_run(
+            return setup.new_run(
                 "multi-trs", data=str(prepared), preset="tiny", changes=changes, max_steps=STEPS,
                 name=name, zero=zero,
             )  # fmt: skip

@@ -5,9 +5,8 @@ import sys
 
 import torch
 
-from attune.platform.runs import record as store
-from attune.platform.training import engine
-from attune.platform.training import setup as start
+from attune.platform.runs.record import read_run
+from attune.platform.training import engine, setup
 from attune.platform.training.loop import Training
 
 engine.import_deepspeed()  # takes a while: once for all that are forked
@@ -31,9 +30,9 @@ def work(folder, worker, port, stop_at):
     )
     engine.join_workers()
     assert "mlflow" not in sys.modules  # it would take a worker as long to start again
-    run = store.read(folder)
-    model = start.model_of(run)
-    data, valid = start.data_of(run, model)
+    run = read_run(folder)
+    model = setup.model_of(run)
+    data, valid = setup.data_of(run, model)
     training = Stopping(run, model, data, valid, worker)
     training.stop_at = stop_at
     training.go()

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from attune.platform.data.prepare import prepare, read_manifest
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.runs.model import save_model
+from attune.platform.runs.record import find_run
 from tests.runs import write_run
 
 
@@ -51,7 +51,7 @@ def home(tmp_path, monkeypatch, build, data):
             home, name, variant, data=given, seed=len(name), created=created, status=status
         )
         if status != "running":
-            runs.save(build(variant), run.model)
+            save_model(build(variant), run.model)
     metrics = {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5}
-    store.find("second").changed(result={"metrics": metrics})
+    find_run("second").changed(result={"metrics": metrics})
     return home

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attune.platform.core.errors import DataError, unknown
+from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.data.conversations import conversations
 from attune.platform.data.files import ROWS_AT_A_TIME, ending, in_pieces, lines, records, split_of
 from attune.platform.data.labels import LABELS
@@ -142,7 +142,7 @@ def _utterance(path: Path, fields: Mapping[str, Any], raw: str) -> dict[str, obj
     except _BadValueError as error:
         return {**row, "problem": str(error), "raw": raw.encode(errors="backslashreplace").decode()}
     if row["label"] is not None and row["label"] not in LABELS:
-        row["problem"] = unknown("label", row["label"], LABELS)
+        row["problem"] = unknown_choice("label", row["label"], LABELS)
     return row
 
 

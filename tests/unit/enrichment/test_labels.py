@@ -20,14 +20,24 @@ from attune.platform.data.prepare import (
     read_samples,
 )
 from attune.platform.data.samples import utterances
-from attune.platform.enrichment import classifier as classifying
-from attune.platform.enrichment import filters as selecting
-from attune.platform.enrichment import labels as labelling
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.enrichment import labels
+from attune.platform.enrichment.classifier import CALIBRATION_FILE
+from attune.platform.enrichment.filters import (
+    keep_emotional,
+    label_distribution,
+    read_emotionality,
+    select_dialogues,
+)
+from attune.platform.enrichment.labels import (
+    LABEL_SCHEMA,
+    LABELS_FILE,
+    label_probabilities,
+    label_utterances,
+)
+from attune.platform.runs.model import build_model, label_names, load_model
+from attune.platform.runs.record import find_run
 from attune.platform.services import cluster
-from attune.platform.training import loop
-from attune.platform.training import setup as start
+from attune.platform.training import loop, setup
 from attune.platform.training.loop import Worker
 from tests.commands import refused, spoken
 
@@ -59,7 +69,7 @@ def home(home_with, build):
     models = {name: build(name) for name in ("intent-classifier", "emotion-classifier", "dummy")}
     home = home_with(models)
     fitted = {"temperature": {"context": 0.2}}
-    (store.find("intent-classifier").model / classifying.CALIBRATION).write_text(json.dumps(fitted))
+    (find_run("intent-classifier").model / CALIBRATION_FILE).write_text(json.dumps(fitted))
     return home
 
 
@@ -73,7 +83,7 @@ def build(vocabulary, tiny_encoder):
         needs = find_variant(name)[0].needs
         changes = {needs.encoder: str(tiny_encoder)} if needs.encoder else {}
         config = settings.configure(name, "tiny", changes)[0]
-        return runs.build(name, config, vocabulary, runs.labels_of(needs))
+        return build_model(name, config, vocabulary, label_names(needs))
 
     return make
 
@@ -89,7 +99,7 @@ def here(monkeypatch):
             yield work(task)
 
     monkeypatch.setattr(cluster, "run_tasks", run_tasks)
-    monkeypatch.setattr(labelling, "ROWS_OF_A_SHARD", 5)
+    monkeypatch.setattr(labels, "LABEL_SHARD_ROWS", 5)
     return done
 
 
@@ -133,14 +143,14 @@ def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch,
     (tmp_path / "train.txt").write_text("17 <SEP> i am thankful\n38 <SEP> why?\n40 <SEP> ok.\n")
     (tmp_path / "valid.txt").write_text("17 <SEP> so thankful\n40 <SEP> ok.\n")
     prepare(str(tmp_path), tmp_path / "data")
-    run = start.new_run(
+    run = setup.new_run(
         "intent-classifier", data=str(tmp_path / "data"), preset="tiny",
         changes={"encoder": str(tiny_encoder)},
     )  # fmt: skip
-    model = start.model_of(run)
+    model = setup.model_of(run)
     assert model.variant.facts.emotions == LABELS
     assert model.variant.output.out_features == 41
-    streams, valid = start.data_of(run, model)
+    streams, valid = setup.data_of(run, model)
     assert streams["paired"]["emotion"].tolist() == [17, 38, 40]
     [stage] = model.variant.stages()
     found = loop.evaluate(model.variant, stage, valid, Worker())
@@ -157,20 +167,20 @@ def test_only_contexts_teach_it(build, batch):
 @pytest.fixture
 def made(home, here, data, tmp_path):  # noqa: ARG001
     out = tmp_path / "out"
-    return out, labelling.annotate(store.find("intent-classifier"), data, out)
+    return out, label_utterances(find_run("intent-classifier"), data, out)
 
 
 def test_every_utterance_gets_its_distribution(made, data):
     out, manifest = made
-    told = pl.read_parquet(out / labelling.FILE)
-    assert told.schema == labelling.TOLD
+    told = pl.read_parquet(out / LABELS_FILE)
+    assert told.schema == LABEL_SCHEMA
     texts = pl.concat([utterances(read_samples(data, split)) for split in SPLITS])
     assert told.select("conversation_id", "turn").equals(texts.select("conversation_id", "turn"))
     probabilities = np.stack(told["probabilities"].to_list())
     assert probabilities.shape == (texts.height, 41)
     assert probabilities.sum(axis=1) == pytest.approx(np.ones(texts.height), abs=1e-5)
-    model = runs.load(store.find("intent-classifier").model)
-    alone = labelling.probabilities(model, texts[7], 0.2)
+    model = load_model(find_run("intent-classifier").model)
+    alone = label_probabilities(model, texts[7], 0.2)
     assert probabilities[7] == pytest.approx(alone[0], abs=1e-5)
     assert manifest["emotions"]["labels"] == list(LABELS)
     assert manifest["hash"] == read_manifest(out)["hash"] != read_manifest(data)["hash"]
@@ -179,7 +189,7 @@ def test_every_utterance_gets_its_distribution(made, data):
 
 def test_samples_carry_the_likeliest_labels(made, data):
     out, _ = made
-    told = pl.read_parquet(out / labelling.FILE)
+    told = pl.read_parquet(out / LABELS_FILE)
     best = {
         (name, turn): LABELS[int(np.argmax(found))]
         for name, turn, _, found in told.iter_rows()
@@ -202,8 +212,8 @@ def test_samples_carry_the_likeliest_labels(made, data):
 
 
 def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypatch):  # noqa: ARG001
-    run, out, tasks = store.find("intent-classifier"), tmp_path / "out", cluster.run_tasks
-    whole = labelling.annotate(run, data, tmp_path / "whole")
+    run, out, tasks = find_run("intent-classifier"), tmp_path / "out", cluster.run_tasks
+    whole = label_utterances(run, data, tmp_path / "whole")
     shards = len(here)
     assert shards > 3
 
@@ -213,12 +223,12 @@ def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypat
 
     monkeypatch.setattr(cluster, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):
-        labelling.annotate(run, data, out)
+        label_utterances(run, data, out)
     assert not out.exists()
     monkeypatch.setattr(cluster, "run_tasks", tasks)
     del here[:]
     counts = []
-    made = labelling.annotate(run, data, out, progress=counts.append)
+    made = label_utterances(run, data, out, progress=counts.append)
     assert len(here) == shards - 2
     assert sum(counts) == paired(data).height
     assert made["contents"] == whole["contents"]
@@ -226,22 +236,22 @@ def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypat
 
 def test_what_cannot_be_labelled(made, data, prepared, tmp_path):
     out, manifest = made
-    run = store.find("intent-classifier")
-    assert labelling.annotate(run, data, out) == manifest  # it is there already
+    run = find_run("intent-classifier")
+    assert label_utterances(run, data, out) == manifest  # it is there already
     with pytest.raises(UsageError, match="'emotion-classifier' labels no utterances"):
-        labelling.annotate(store.find("emotion-classifier"), data, tmp_path / "x")
+        label_utterances(find_run("emotion-classifier"), data, tmp_path / "x")
     with pytest.raises(UsageError, match="its source brings them"):
-        labelling.annotate(run, prepared, tmp_path / "x")
+        label_utterances(run, prepared, tmp_path / "x")
     with pytest.raises(UsageError, match=r"'intent-classifier' has made them.*--replace"):
-        labelling.annotate(run, out, tmp_path / "x")
+        label_utterances(run, out, tmp_path / "x")
     with pytest.raises(UsageError, match="is the data itself"):
-        labelling.annotate(run, data, data)
+        label_utterances(run, data, data)
 
 
 def test_emotionality_is_the_share_of_the_32(made):
     out, _ = made
-    told = pl.read_parquet(out / labelling.FILE)
-    found = selecting.emotionality(out)
+    told = pl.read_parquet(out / LABELS_FILE)
+    found = read_emotionality(out)
     assert found["emotionality"].is_sorted(descending=True)
     assert found["utterances"].sum() == told.height
     for name, _, emotional, count, label in found.iter_rows():
@@ -250,32 +260,32 @@ def test_emotionality_is_the_share_of_the_32(made):
         assert emotional == pytest.approx(np.mean(shares), abs=1e-6)
         assert count == len(shares)
         assert label == LABELS[int(np.argmax(own["probabilities"][-1].to_numpy()))]
-    shares = selecting.distribution(found, list(LABELS))
+    shares = label_distribution(found, list(LABELS))
     assert list(shares) == list(LABELS)
     assert sum(shares.values()) == pytest.approx(1)
 
 
 def test_the_most_emotional_make_a_folder(made, data, tmp_path):
     out, _ = made
-    every = selecting.emotionality(out)
-    manifest, chosen = selecting.select(out, tmp_path / "top", top=7)
+    every = read_emotionality(out)
+    manifest, chosen = select_dialogues(out, tmp_path / "top", top=7)
     assert chosen.equals(every.head(7))
     kept = paired(tmp_path / "top")
     assert set(kept["conversation_id"]) == set(chosen["conversation_id"])
     wanted = pl.col("conversation_id").is_in(chosen["conversation_id"].implode())
     assert kept.equals(paired(out).filter(wanted))
-    told = pl.read_parquet(tmp_path / "top" / labelling.FILE)
-    assert told.equals(pl.read_parquet(out / labelling.FILE).filter(wanted))
+    told = pl.read_parquet(tmp_path / "top" / LABELS_FILE)
+    assert told.equals(pl.read_parquet(out / LABELS_FILE).filter(wanted))
     statistics = manifest["statistics"]
     assert (statistics["dialogs"], statistics["turns"]) == (7, told.height)
     least = float(every["emotionality"][6])
-    same, _ = selecting.select(out, tmp_path / "from", threshold=least)
+    same, _ = select_dialogues(out, tmp_path / "from", threshold=least)
     assert same["hash"] == manifest["hash"]
-    selecting.select(out, tmp_path / "rest", top=7, rest=True)
+    select_dialogues(out, tmp_path / "rest", top=7, rest=True)
     assert paired(tmp_path / "rest").equals(paired(out).filter(~wanted))
     with pytest.raises(UsageError, match="--rest leaves nothing"):
-        selecting.select(out, tmp_path / "x", top=1000, rest=True)
-    whole, _ = selecting.select(out, tmp_path / "all", top=1000)
+        select_dialogues(out, tmp_path / "x", top=1000, rest=True)
+    whole, _ = select_dialogues(out, tmp_path / "all", top=1000)
     assert pl.read_parquet(tmp_path / "all" / "tokens.parquet").equals(
         pl.read_parquet(data / "tokens.parquet")
     )
@@ -286,21 +296,21 @@ def test_the_most_emotional_make_a_folder(made, data, tmp_path):
 def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
     out, _ = made
     samples = read_samples(out, "train")
-    every = selecting.emotionality(out).filter(split="train")
+    every = read_emotionality(out).filter(split="train")
     least = float(every["emotionality"].median())
-    kept = selecting.emotional(samples, out, least)
+    kept = keep_emotional(samples, out, least)
     enough = every.filter(pl.col("emotionality") >= least)["conversation_id"]
     assert 0 < kept["conversation_id"].n_unique() < samples["conversation_id"].n_unique()
     assert set(kept["conversation_id"]) == set(enough)
     variant = SimpleNamespace(
         needs=find_variant("meed2")[0].needs, config=SimpleNamespace(emotionality_threshold=least)
     )
-    assert start._learned_from(variant, out, "train").equals(kept)
-    assert start._learned_from(variant, out, "valid").equals(read_samples(out, "valid"))
+    assert setup._learned_from(variant, out, "train").equals(kept)
+    assert setup._learned_from(variant, out, "valid").equals(read_samples(out, "valid"))
     with pytest.raises(UsageError, match=r"emotionality_threshold=0.999: no dialog of train"):
-        selecting.emotional(samples, out, 0.999)
+        keep_emotional(samples, out, 0.999)
     with pytest.raises(UsageError, match="attune annotate emotions"):
-        start.new_run(
+        setup.new_run(
             "meed2", data=str(data), preset="tiny", changes={"emotionality_threshold": "0.5"}
         )
 
@@ -309,18 +319,18 @@ def test_what_cannot_be_selected(made, data, tmp_path):
     out, _ = made
     for options in ({}, {"top": 3, "threshold": 0.5}):
         with pytest.raises(UsageError, match="either --top N or --threshold"):
-            selecting.select(out, tmp_path / "x", **options)
+            select_dialogues(out, tmp_path / "x", **options)
     with pytest.raises(UsageError, match=r"--threshold 1\.5 leaves nothing: the most emotional"):
-        selecting.select(out, tmp_path / "x", threshold=1.5)
+        select_dialogues(out, tmp_path / "x", threshold=1.5)
     with pytest.raises(UsageError, match="has no labels of utterances"):
-        selecting.select(data, tmp_path / "x", top=3)
+        select_dialogues(data, tmp_path / "x", top=3)
 
 
 @pytest.mark.usefixtures("home", "here")
 def test_the_commands(call, data, prepared, tmp_path):
     command = ("annotate", "emotions", "intent-classifier", "--data", data, "--out", "out")
     done = spoken(call(*command, "--json"))
-    assert done["utterances"] == pl.read_parquet(tmp_path / "out" / labelling.FILE).height
+    assert done["utterances"] == pl.read_parquet(tmp_path / "out" / LABELS_FILE).height
     assert 0 < done["emotionality"] < 1
     chosen = spoken(call("data", "select", "out", "--top", "5", "--out", "best", "--json"))
     assert chosen["statistics"]["dialogs"] == 5

@@ -19,14 +19,19 @@ from attune.platform.batching.encoding import Stream
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data.conversations import UNPAIRED
 from attune.platform.data.prepare import MANIFEST, prepare, read_manifest, read_samples
-from attune.platform.enrichment import calibration
-from attune.platform.enrichment import classifier as classifying
-from attune.platform.enrichment import unpaired as harvesting
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.enrichment import calibration, unpaired
+from attune.platform.enrichment.classifier import CALIBRATION_FILE, TEXT_KINDS, classify_texts
+from attune.platform.enrichment.unpaired import (
+    HARVESTED,
+    UNPAIRED_FILES,
+    count_unpaired,
+    harvest_texts,
+    read_unpaired,
+)
+from attune.platform.runs.model import Model, load_model
+from attune.platform.runs.record import find_run
 from attune.platform.services import cluster
-from attune.platform.training import loop
-from attune.platform.training import setup as start
+from attune.platform.training import loop, setup
 from attune.platform.training.loop import Worker
 from tests.commands import refused, spoken
 
@@ -65,7 +70,7 @@ def home(home_with, build):
     """A home with a classifier and a run that answers."""
     home = home_with({"teller": build("emotion-classifier"), "talker": build("dummy")})
     fitted = {"temperature": {"context": 0.2, "response": 0.25}}  # it would know nothing otherwise
-    (store.find("teller").model / classifying.CALIBRATION).write_text(json.dumps(fitted))
+    (find_run("teller").model / CALIBRATION_FILE).write_text(json.dumps(fitted))
     return home
 
 
@@ -80,7 +85,7 @@ def here(monkeypatch):
             yield work(task)
 
     monkeypatch.setattr(cluster, "run_tasks", run_tasks)
-    monkeypatch.setattr(harvesting, "ROWS_OF_A_SHARD", 4)
+    monkeypatch.setattr(unpaired, "TEXT_SHARD_ROWS", 4)
     return done
 
 
@@ -105,20 +110,20 @@ def dialogues(path, count=10):
 def harvested(home, here, tmp_path):  # noqa: ARG001
     source = dialogues(tmp_path / "reddit.jsonl")
     out = tmp_path / "harvest"
-    return out, harvesting.harvest(store.find("teller"), [source], out)
+    return out, harvest_texts(find_run("teller"), [source], out)
 
 
 def test_texts_come_with_what_the_classifier_says(harvested, tmp_path):
     out, manifest = harvested
     prepare(str(tmp_path / "reddit.jsonl"), tmp_path / "prepared")
     pairs = pl.concat([read_samples(tmp_path / "prepared", s) for s in ("train", "valid", "test")])
-    model = runs.load(store.find("teller").model)
+    model = load_model(find_run("teller").model)
     temperature = {"context": 0.2, "response": 0.25}
-    for kind, stream in zip(classifying.KINDS, UNPAIRED, strict=True):
+    for kind, stream in zip(TEXT_KINDS, UNPAIRED, strict=True):
         found = read_samples(out, stream)
-        assert found.schema == harvesting.HARVESTED
+        assert found.schema == HARVESTED
         assert found[kind].to_list() == pairs[kind].to_list()
-        raw = classifying.log_probabilities(model, pairs, kind)
+        raw = classify_texts(model, pairs, kind)
         sure = np.exp(calibration.scaled(raw, temperature[kind])).max(axis=1)
         assert found["probability"].to_numpy() == pytest.approx(sure, abs=1e-5)
         emotions = [model.variant.facts.emotions[n] for n in raw.argmax(axis=1)]
@@ -142,7 +147,7 @@ def test_texts_come_with_what_the_classifier_says(harvested, tmp_path):
 def test_short_texts_are_left_out(tmp_path):
     source = dialogues(tmp_path / "own.jsonl", 2)
     out = tmp_path / "out"
-    harvesting.harvest(store.find("teller"), [source], out, min_length=9)
+    harvest_texts(find_run("teller"), [source], out, min_length=9)
     lengths = {
         "unpaired_contexts": pl.col("context_tokens").list.join(" ").str.split(" ").list.len(),
         "unpaired_responses": pl.col("response_tokens").str.split(" ").list.len(),
@@ -154,24 +159,24 @@ def test_short_texts_are_left_out(tmp_path):
         counts[stream] = len(found)
     assert counts == {"unpaired_contexts": 2, "unpaired_responses": 2}
     with pytest.raises(DataError, match="no text of the sources has 1000 tokens"):
-        harvesting.harvest(store.find("teller"), [source], tmp_path / "no", min_length=1000)
+        harvest_texts(find_run("teller"), [source], tmp_path / "no", min_length=1000)
 
 
 def test_the_threshold_is_above_which(harvested):
     out, _ = harvested
     texts = read_samples(out, "unpaired_contexts")
     one = float(texts["probability"].sort()[10])
-    kept = harvesting.read(out, CONTEXTS, one)
+    kept = read_unpaired(out, CONTEXTS, one)
     expected = texts.filter(pl.col("probability") > one)
     assert kept.equals(expected.drop("probability"))
     assert 0 < kept.height < 10
-    counts = harvesting.counts(out, one)
+    counts = count_unpaired(out, one)
     assert counts["contexts"]["texts"] == 20
     assert counts["contexts"]["kept"] == sum(counts["contexts"]["emotions"].values()) == kept.height
     by_emotion = dict(expected["emotion"].value_counts().iter_rows())
     assert counts["contexts"]["emotions"] == by_emotion
     with pytest.raises(UsageError, match=r"harvest_threshold=1.0: none of the responses"):
-        harvesting.read(out, RESPONSES, 1.0)
+        read_unpaired(out, RESPONSES, 1.0)
 
 
 @pytest.mark.usefixtures("home")
@@ -187,7 +192,7 @@ def test_the_command(call, here, tmp_path, monkeypatch):
     done = len(here)
     assert done == 2 * sum(-(-n // 4) for n in split_sizes(source, tmp_path))
     # Another threshold looks at what is there.
-    monkeypatch.setattr(harvesting, "label", None)
+    monkeypatch.setattr(unpaired, "classify_shard", None)
     again = spoken(call(*command, "--threshold", "0.999", "--json"))
     assert again["hash"] == said["hash"]
     assert again["streams"]["contexts"]["kept"] < 20
@@ -201,7 +206,7 @@ def split_sizes(source, folder):
 
 @pytest.mark.usefixtures("home")
 def test_an_interrupted_harvest_goes_on(here, tmp_path, monkeypatch):
-    run, out = store.find("teller"), tmp_path / "out"
+    run, out = find_run("teller"), tmp_path / "out"
     source = dialogues(tmp_path / "own.jsonl")
     tasks = cluster.run_tasks
 
@@ -211,30 +216,30 @@ def test_an_interrupted_harvest_goes_on(here, tmp_path, monkeypatch):
 
     monkeypatch.setattr(cluster, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):
-        harvesting.harvest(run, [source], out)
+        harvest_texts(run, [source], out)
     assert not out.exists()
     monkeypatch.setattr(cluster, "run_tasks", tasks)
-    monkeypatch.setattr(harvesting, "prepare", None)  # the source is not read again
+    monkeypatch.setattr(unpaired, "prepare", None)  # the source is not read again
     first, counts, totals = here[:], [], []
-    harvesting.harvest(run, [source], out, total=totals.append, progress=counts.append)
+    harvest_texts(run, [source], out, total=totals.append, progress=counts.append)
     assert len(first) == 2
     assert not set(first) & set(here[2:])
     assert sum(counts) == sum(totals) == 40
-    monkeypatch.setattr(harvesting, "prepare", prepare)
-    whole = harvesting.harvest(run, [source], tmp_path / "whole")
+    monkeypatch.setattr(unpaired, "prepare", prepare)
+    whole = harvest_texts(run, [source], tmp_path / "whole")
     assert whole["hash"] == read_manifest(out)["hash"]
     assert whole["contents"] == read_manifest(out)["contents"]
 
 
 @pytest.mark.usefixtures("home", "here")
 def test_several_sources_and_prepared_ones(tmp_path):
-    run = store.find("teller")
+    run = find_run("teller")
     one, other = dialogues(tmp_path / "a.jsonl", 3), dialogues(tmp_path / "b.jsonl", 2)
     prepare(other, tmp_path / "b")
-    made = harvesting.harvest(run, [one, str(tmp_path / "b")], tmp_path / "both")
+    made = harvest_texts(run, [one, str(tmp_path / "b")], tmp_path / "both")
     assert made["splits"]["unpaired_responses"]["samples"] == 10
     assert made["rejected"]["rows"] == 2
-    alone = harvesting.harvest(run, [other], tmp_path / "alone")
+    alone = harvest_texts(run, [other], tmp_path / "alone")
     texts = read_samples(tmp_path / "both", "unpaired_contexts")
     expected = read_samples(tmp_path / "alone", "unpaired_contexts")
     assert texts.tail(4).drop("probability").equals(expected.drop("probability"))
@@ -266,7 +271,7 @@ def test_what_cannot_be_harvested_is_refused(call, tmp_path):
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     """No piece that is read or written is larger than a shard, however many there are."""
     seen = []
-    real_read, real_columns = pl.read_parquet, runs.Model.columns
+    real_read, real_columns = pl.read_parquet, Model.columns
 
     def read(path, *rest, **named):
         frame = real_read(path, *rest, **named)
@@ -279,10 +284,10 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
 
     source = dialogues(tmp_path / "own.jsonl", 30)
     prepare(source, tmp_path / "prepared")
-    monkeypatch.setattr(harvesting.pl, "read_parquet", read)
-    monkeypatch.setattr(runs.Model, "columns", columns)
-    harvesting.harvest(store.find("teller"), [str(tmp_path / "prepared")], tmp_path / "out")
-    harvesting.counts(tmp_path / "out", 0.5)
+    monkeypatch.setattr(unpaired.pl, "read_parquet", read)
+    monkeypatch.setattr(Model, "columns", columns)
+    harvest_texts(find_run("teller"), [str(tmp_path / "prepared")], tmp_path / "out")
+    count_unpaired(tmp_path / "out", 0.5)
     assert len(seen) >= 60
     assert max(seen) == 4
     groups = pq.ParquetFile(tmp_path / "out" / "unpaired_contexts.parquet")
@@ -290,7 +295,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
 
 
 def begin(prepared, **changes):
-    return start.new_run("unpaired", data=str(prepared), preset="tiny", changes=changes)
+    return setup.new_run("unpaired", data=str(prepared), preset="tiny", changes=changes)
 
 
 def test_a_harvest_gives_two_streams(harvested, prepared):
@@ -298,17 +303,17 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
     threshold = min(float(read_samples(out, s)["probability"].sort()[4]) for s in UNPAIRED)
     run = begin(prepared, harvest=str(out), harvest_threshold=threshold)
     assert run.data["harvest"] == {"folder": str(out), "hash": manifest["hash"]}
-    model = start.model_of(run)
-    streams, valid = start.data_of(run, model)
+    model = setup.model_of(run)
+    streams, valid = setup.data_of(run, model)
     assert set(streams) == {PAIRED, CONTEXTS, RESPONSES}
     assert set(streams[CONTEXTS]) == {"index", "context", "context_roles", "emotion"}
     assert set(streams[RESPONSES]) == {"index", "response", "emotion"}
     assert set(valid) > {"context", "response"}
-    expected = harvesting.read(out, CONTEXTS, threshold)
+    expected = read_unpaired(out, CONTEXTS, threshold)
     assert len(streams[CONTEXTS]["index"]) == expected.height
     emotions = [model.variant.facts.emotions[n] for n in streams[CONTEXTS]["emotion"]]
     assert emotions == expected["emotion"].to_list()
-    responses = harvesting.read(out, RESPONSES, threshold)
+    responses = read_unpaired(out, RESPONSES, threshold)
     assert len(streams[RESPONSES]["index"]) == responses.height
     assert expected.height + responses.height < 40
 
@@ -316,11 +321,11 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
 def test_without_a_harvest_the_data_bring_their_own(home, prepared):  # noqa: ARG001
     run = begin(prepared)
     assert "harvest" not in run.data
-    streams, _ = start.data_of(run, start.model_of(run))
-    for name, stream in harvesting.FILE_OF.items():
+    streams, _ = setup.data_of(run, setup.model_of(run))
+    for name, stream in UNPAIRED_FILES.items():
         assert len(streams[name]["index"]) == read_samples(prepared, stream).height
     paired = begin(prepared, alone=True)
-    assert set(start.data_of(paired, start.model_of(paired))[0]) == {PAIRED}
+    assert set(setup.data_of(paired, setup.model_of(paired))[0]) == {PAIRED}
 
 
 def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path):
@@ -337,22 +342,22 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
     with pytest.raises(UsageError, match=r"holds no pairs \(harvest\)"):
         begin(out)
     with pytest.raises(UsageError, match="holds no pairs"):
-        harvesting.harvest(store.find("teller"), [str(out)], tmp_path / "again")
+        harvest_texts(find_run("teller"), [str(out)], tmp_path / "again")
     with pytest.raises(UsageError, match=r"harvest_threshold=1\.0"):
         begin(prepared, harvest=str(out), harvest_threshold=1.0)
     run = begin(prepared, harvest=str(out), harvest_threshold=0.0)
     shutil.rmtree(out)
     dialogues(tmp_path / "reddit.jsonl", 5)
-    harvesting.harvest(store.find("teller"), [str(tmp_path / "reddit.jsonl")], out)
+    harvest_texts(find_run("teller"), [str(tmp_path / "reddit.jsonl")], out)
     with pytest.raises(UsageError, match="has changed since the run"):
-        start.data_of(run, start.model_of(run))
+        setup.data_of(run, setup.model_of(run))
 
 
 @pytest.mark.parametrize("name", [CONTEXTS, RESPONSES])
 @pytest.mark.parametrize(("size", "by"), [(16, "samples"), (300, "tokens")])
 def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
     run = begin(prepared)
-    columns = start.data_of(run, start.model_of(run))[0][name]
+    columns = setup.data_of(run, setup.model_of(run))[0][name]
     spoken_by = "context" if name == CONTEXTS else "response"
     ranks = [list(Stream(columns, size=size, by=by, rank=r, world_size=2).epoch(1)) for r in (0, 1)]
     seen = []
@@ -371,8 +376,8 @@ def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
 
 def test_valid_is_looked_at_with_paired_samples_alone(home, prepared):  # noqa: ARG001
     run = begin(prepared)
-    model = start.model_of(run)
-    _, valid = start.data_of(run, model)
+    model = setup.model_of(run)
+    _, valid = setup.data_of(run, model)
     [stage] = model.variant.stages()
     asked = []
     real = model.variant.losses

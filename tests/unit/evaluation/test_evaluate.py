@@ -16,7 +16,7 @@ from attune.platform.core.errors import DataError, UsageError
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import evaluate, score
 from attune.platform.evaluation.profiles import samples_of
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import load_model, save_model
 from attune.platform.serving.responder import Responder
 from attune.platform.text.detokenizing import readable
 
@@ -158,7 +158,7 @@ def test_a_model_without_emotions_has_none(build, test_samples, test_columns):
 
 @pytest.fixture
 def responder(build, tmp_path):
-    runs.save(build("multi-trs"), tmp_path / "model")
+    save_model(build("multi-trs"), tmp_path / "model")
     return Responder(tmp_path / "model")
 
 
@@ -188,12 +188,12 @@ def test_responder_refuses_what_it_cannot_answer(responder, tmp_path):
 
 def test_a_model_that_does_not_fit_its_description(build, tmp_path):
     model = build("multi-trs")
-    runs.save(model, tmp_path)
+    save_model(model, tmp_path)
     other = dataclasses.replace(model, variant=build("multi-trs", num_layers=2).variant)
-    runs.save(other, tmp_path / "other")
+    save_model(other, tmp_path / "other")
     (tmp_path / "other" / "model.json").write_bytes((tmp_path / "model.json").read_bytes())
     with pytest.raises(DataError, match="does not fit"):
-        runs.load(tmp_path / "other")
+        load_model(tmp_path / "other")
 
 
 def test_readable():

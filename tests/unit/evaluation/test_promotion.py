@@ -12,8 +12,8 @@ from attune.platform import tracking
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data.prepare import read_manifest, read_samples
 from attune.platform.evaluation import answers, metrics, promotion, significance
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.runs.model import save_model
+from attune.platform.runs.record import ALIASES, Run, read_aliases
 
 # The environment that `tracking` sets for MLflow comes first.
 import mlflow  # isort: skip
@@ -119,14 +119,14 @@ def new_run(home, prepared, build, samples):
     model, manifest = build("dummy"), read_manifest(prepared)
 
     def make(name, likelihood, *, variant="dummy", right=1.0, data=None):
-        run = store.Run(
+        run = Run(
             name=name, folder=home / "runs" / name, variant=variant, preset="tiny",
             config=asdict(model.variant.config), training={"track_checkpoint": False},
             data={"name": "x", "folder": str(prepared), "hash": data or manifest["hash"]},
             result={"best_step": 1, "steps": 1, "seconds": 1.0, "metrics": {}},
         )  # fmt: skip
         run.write()
-        runs.save(model, run.model)
+        save_model(model, run.model)
         run = tracking.start(run, manifest).changed(status="finished")
         tracking.finish(run, None)
         path = run.folder / "answers" / promotion.answers_name("valid")
@@ -146,7 +146,7 @@ def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):
     decision = promoted(first)
     assert decision.promoted
     assert "no champion" in decision.reason
-    assert store.aliases() == {first.run_id: "champion"}
+    assert read_aliases() == {first.run_id: "champion"}
 
     worse = new_run("worse", -2.9)
     decision = promoted(worse)
@@ -154,7 +154,7 @@ def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):
     assert decision.candidate.value == pytest.approx(np.exp(2.9))
     assert decision.champion.value == pytest.approx(np.exp(2.5))
     assert "not better" in decision.reason
-    assert store.aliases() == {first.run_id: "champion", worse.run_id: "candidate"}
+    assert read_aliases() == {first.run_id: "champion", worse.run_id: "candidate"}
 
     better = new_run("better", -2.2)
     done = spoken(call("promote", "better", "--json"))
@@ -221,6 +221,6 @@ def test_without_answers_the_numbers_decide(new_run):
 def test_aliases_are_asked_for_anew(new_run, home, call):
     run = new_run("first", -2.5)
     promoted(run)
-    (home / store.ALIASES).write_text(json.dumps({"champion": "gone"}))
+    (home / ALIASES).write_text(json.dumps({"champion": "gone"}))
     found = spoken(call("runs", "--send", "--json"))["runs"]
     assert [each["alias"] for each in found] == ["champion"]

@@ -15,8 +15,7 @@ import yaml
 from attune.jobs import cli
 from attune.platform.core.errors import UsageError
 from attune.platform.runs.metrics_file import read_metrics
-from attune.platform.training import engine, settings, worker
-from attune.platform.training import setup as start
+from attune.platform.training import engine, settings, setup, worker
 from attune.platform.training.loop import Worker
 
 ROOT = Path(__file__).parents[3]
@@ -263,7 +262,7 @@ def test_deepspeed_takes_the_settings(scale):
 
 
 def trained(prepared, name, **asked):
-    run = start.new_run("dummy", data=str(prepared), preset="tiny", max_steps=4, name=name, **asked)
+    run = setup.new_run("dummy", data=str(prepared), preset="tiny", max_steps=4, name=name, **asked)
     assert worker.train(run, Worker())
     return run, [line["metrics"]["valid_loss"] for line in read_metrics(run.metrics_file)[-1:]]
 
@@ -301,12 +300,12 @@ def test_settings_that_deepspeed_would_not_take(content, message, home, prepared
     path = home / "mine.json"
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
-        start.new_run("dummy", data=str(prepared), zero=1, changes={"deepspeed": str(path)})
+        setup.new_run("dummy", data=str(prepared), zero=1, changes={"deepspeed": str(path)})
 
 
 @pytest.mark.usefixtures("home")
 def test_settings_that_are_not_there(prepared):
     with pytest.raises(UsageError, match="did you mean 'many-nodes'"):
-        start.new_run("dummy", data=str(prepared), changes={"deepspeed": "many-node"})
+        setup.new_run("dummy", data=str(prepared), changes={"deepspeed": "many-node"})
     with pytest.raises(UsageError, match="cannot be trained with --zero 3"):
-        start.new_run("multi-trs", data=str(prepared), changes={"deepspeed": "many-nodes"})
+        setup.new_run("multi-trs", data=str(prepared), changes={"deepspeed": "many-nodes"})

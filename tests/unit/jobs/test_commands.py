@@ -15,7 +15,7 @@ from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
 from attune.platform.data import prepare as preparing
 from attune.platform.data.prepare import find_data, read_manifest
-from attune.platform.runs import record as store
+from attune.platform.runs.record import RUN_RECORD, find_run
 from tests.commands import refused, spoken
 from tests.unit.jobs.test_cli import attune
 
@@ -162,7 +162,7 @@ def test_respond_refuses(call, arguments, message):
 
 @pytest.mark.usefixtures("home")
 def test_runs_passes_over_a_damaged_one_and_says_so(call):
-    path = store.find("first").folder / store.RECORD
+    path = find_run("first").folder / RUN_RECORD
     path.write_text("{")
     done = call("runs", "--json")
     assert "first" not in {run["name"] for run in spoken(done)["runs"]}

@@ -12,8 +12,8 @@ import pytest
 
 from attune.platform.data.prepare import prepare
 from attune.platform.evaluation import answers
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.runs.model import load_model, save_model
+from attune.platform.runs.record import find_run
 from attune.platform.text.tokenizing import tokenize
 from tests.commands import refused, spoken
 
@@ -101,8 +101,8 @@ def test_evaluation_cuts_contexts_as_training_did(call):
         return spoken(done)["metrics"]["perplexity"]
 
     whole = perplexity()
-    folder = store.find("second").model
-    runs.save(dataclasses.replace(runs.load(folder), max_context=1), folder)
+    folder = find_run("second").model
+    save_model(dataclasses.replace(load_model(folder), max_context=1), folder)
     assert perplexity() != whole
 
 
@@ -114,7 +114,7 @@ def test_evaluate_logs_what_is_tracked(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "attune.platform.tracking", tracking)
     spoken(call("evaluate", "first", *FEW, "--json"))
     assert not logged
-    store.find("first").changed(run_id="abc123")
+    find_run("first").changed(run_id="abc123")
     result = spoken(call("evaluate", "abc123", "--split", "valid", *FEW, "--json"))
     assert result["run_id"] == "abc123"
     [(run, split, decode, metrics, path)] = logged

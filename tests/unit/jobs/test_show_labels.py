@@ -4,10 +4,9 @@ import pytest
 
 from attune.models.labels import LABELS
 from attune.platform.data.prepare import read_manifest, read_samples
-from attune.platform.enrichment import classifier as classifying
 from attune.platform.evaluation import control
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.runs.model import copy_labeller, load_model, save_model
+from attune.platform.runs.record import find_run
 from tests.commands import refused, spoken
 from tests.runs import write_run
 
@@ -17,12 +16,12 @@ def home(tmp_path, monkeypatch, build, prepared):
     """Runs of MEED2, one of which can tell what its answers are, and others."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
     given = {"name": "b", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
-    runs.save(build("intent-classifier"), tmp_path / "labeller")
+    save_model(build("intent-classifier"), tmp_path / "labeller")
     named = {"labelled": "meed2", "alone": "meed2", "raw": "meed2-no-emotion", "plain": "dummy"}
     for name, variant in named.items():
         run = write_run(tmp_path / "home", name, variant, data=given)
-        runs.save(build(variant), run.model)
-    runs.keep_labeller(tmp_path / "labeller", store.find("labelled").model)
+        save_model(build(variant), run.model)
+    copy_labeller(tmp_path / "labeller", find_run("labelled").model)
 
 
 @pytest.mark.usefixtures("home")
@@ -42,7 +41,7 @@ def test_runs_answer_corpora_they_have_not_seen(call, data, prepared):
 
 @pytest.mark.usefixtures("home")
 def test_a_predictor_stands_beside_a_guess(call, prepared):
-    model = runs.load(store.find("alone").model)
+    model = load_model(find_run("alone").model)
     samples = read_samples(prepared, "test")
     labelled = samples.filter(samples["response_label"].is_in(LABELS))
     run, guess = spoken(call("show", "predictor", "alone", "--json"))["rows"]
@@ -63,10 +62,10 @@ def test_what_is_asked_for_is_counted(monkeypatch, prepared):
         control, "answer", lambda *given: asked.append(given[-1]) or [[] for _ in range(4)]
     )
     monkeypatch.setattr(
-        classifying, "likeliest",
+        control, "most_likely_labels",
         lambda _, told: [(asked[-1] or {}).get("label", "sad"), "sad"] * (told.height // 2),
     )  # fmt: skip
-    model = runs.load(store.find("labelled").model)
+    model = load_model(find_run("labelled").model)
     found = control.controllability(
         model, read_samples(prepared, "test").head(4), ["consoling", "sad"], control.Decoding()
     )

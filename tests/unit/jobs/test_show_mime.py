@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.runs.model import load_model, save_model
+from attune.platform.runs.record import find_run
 from tests.commands import refused, spoken
 
 FEW = ("--set", "max_tokens=3")
@@ -17,19 +17,19 @@ def mimics(home, build):
     """Two runs of MIME more, one without mimicry."""
     for name, variant in (("with", "mime"), ("without", "mime-no-mimicry")):
         folder = home / "runs" / name
-        run = dataclasses.replace(store.find("first"), name=name, folder=folder, variant=variant)
+        run = dataclasses.replace(find_run("first"), name=name, folder=folder, variant=variant)
         run.write()
-        runs.save(build(variant), run.model)
+        save_model(build(variant), run.model)
     return home
 
 
 @pytest.fixture
 def loud(mimics):
     """One with emotions that make a difference, as they do not before training."""
-    model = runs.load(store.find("with").model)
+    model = load_model(find_run("with").model)
     with torch.no_grad():
         model.variant.emotions.weight *= 100.0
-    runs.save(model, mimics / "runs" / "with" / "model")
+    save_model(model, mimics / "runs" / "with" / "model")
 
 
 @pytest.mark.usefixtures("mimics")
@@ -45,10 +45,10 @@ def test_show_embeddings(call, tmp_path):
 
 
 def test_separated_groups_score_higher(call, mimics):
-    model = runs.load(store.find("with").model)
+    model = load_model(find_run("with").model)
     with torch.no_grad():
         model.variant.emotions.weight[model.variant.groups["positive"]] += 1.0
-    runs.save(model, mimics / "runs" / "with" / "model")
+    save_model(model, mimics / "runs" / "with" / "model")
     one, other = spoken(call("show", "embeddings", "with", "without", "--json"))["runs"]
     assert one["separation"] > 0.5 > other["separation"]
 

@@ -10,7 +10,7 @@ from torch import nn
 from attune.models.multitask import MultiTransformer
 from attune.models.transformer import Transformer
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import build_model
 from attune.platform.training import settings
 from tests import contract
 
@@ -100,7 +100,7 @@ def faulty(vocabulary, monkeypatch):
         monkeypatch.setattr("attune.models.VARIANTS", {"faulty": f"{__name__}:{variant.__name__}"})
         monkeypatch.setattr("attune.platform.core.settings.VARIANTS", {"faulty": "here"})
         config = settings.configure("faulty", "tiny")[0]
-        return runs.build("faulty", config, vocabulary, EMOTIONS)
+        return build_model("faulty", config, vocabulary, EMOTIONS)
 
     return make
 

@@ -15,11 +15,10 @@ from attune.platform.batching.encoding import Layout, Ragged, encode
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import bundled
 from attune.platform.data.prepare import prepare, read_samples
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import load_model, save_model
 from attune.platform.serving.responder import Responder
 from attune.platform.text.lexicons import Lexicon
-from attune.platform.training import settings
-from attune.platform.training import setup as start
+from attune.platform.training import settings, setup
 from attune.platform.training.loop import Worker, total_loss, trainable_only
 from attune.platform.training.loop import evaluate as look
 from tests.contract import check_steps_equal_all_at_once, outputs
@@ -401,7 +400,7 @@ def test_the_papers_sizes(build):
 @pytest.mark.parametrize("name", [SOFT, HARD])
 def test_explanations_are_of_the_words_that_are_shown(build, tmp_path, name):
     """`<cls>` and `<sep>` are no words; `<unk>` is one."""
-    runs.save(build(name), tmp_path)
+    save_model(build(name), tmp_path)
     responder = Responder(tmp_path)
     turns = ["My dog ran away.", "Oh no!", "He is zzyzx old."]
     [answer] = responder.respond([turns])
@@ -461,32 +460,32 @@ def unmarked(tmp_path, monkeypatch):
 def test_data_without_marks_are_refused_before_the_run(unmarked, tmp_path):
     for name in (SOFT, HARD, f"{SOFT}-no-multitask", f"{HARD}-no-emotion"):
         with pytest.raises(DataError, match=f"attune annotate cause RUN --data {unmarked}"):
-            start.new_run(name, data=str(unmarked), preset="tiny")
+            setup.new_run(name, data=str(unmarked), preset="tiny")
     assert not (tmp_path / "home" / "runs").exists()
-    run = start.new_run("emotion-cause-no-cause", data=str(unmarked), preset="tiny")
+    run = setup.new_run("emotion-cause-no-cause", data=str(unmarked), preset="tiny")
     assert run.folder.is_dir()
 
 
 def test_a_run_keeps_valence_and_arousal(unmarked, tmp_path):
     name = f"{SOFT}-lexicon"
-    run = start.new_run(name, data=str(unmarked), preset="tiny")
+    run = setup.new_run(name, data=str(unmarked), preset="tiny")
     assert "valence_arousal=FILE" in run.notice
     (tmp_path / "vad.txt").write_text("text\t0.9\t0.8\t0.1\nhere\t0.5\t0.1\t0.1\n")
     changes = {"valence_arousal": str(tmp_path / "vad.txt")}
-    run = start.new_run(name, data=str(unmarked), preset="tiny", changes=changes)
+    run = setup.new_run(name, data=str(unmarked), preset="tiny", changes=changes)
     assert not run.notice
-    model = start.model_of(run)
+    model = setup.model_of(run)
     numbers = model.vocabulary.numbers
     intensity = model.variant.facts.intensity
     assert intensity[numbers["text"]].item() == pytest.approx(1.2)
     assert intensity[numbers["here"]].item() == pytest.approx(0.1)
     assert intensity[numbers["<unk>"]].item() == 0.0
-    runs.save(model, tmp_path / "model")
-    assert runs.load(tmp_path / "model").variant.facts.intensity.equal(intensity)
+    save_model(model, tmp_path / "model")
+    assert load_model(tmp_path / "model").variant.facts.intensity.equal(intensity)
     (tmp_path / "words.txt").write_text("text\n")
     changes = {"lexicon": str(tmp_path / "words.txt")}
     with pytest.raises(UsageError, match="no valence and arousal"):
-        start.new_run(name, data=str(unmarked), preset="tiny", changes=changes)
+        setup.new_run(name, data=str(unmarked), preset="tiny", changes=changes)
 
 
 def test_intensity_is_of_either_side():

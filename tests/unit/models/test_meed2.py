@@ -11,12 +11,12 @@ from attune.models.labels import LABELS
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data.prepare import read_samples
 from attune.platform.evaluation.evaluate import evaluate, predictions
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import save_model
 from attune.platform.serving.responder import Responder
 from attune.platform.text import subwords
 from attune.platform.text.subwords import Subwords
 from attune.platform.text.vocabulary import END, SPECIALS
-from attune.platform.training import setup as start
+from attune.platform.training import setup
 from tests.runs import write_run
 
 TEXTS = ["i lost my keys .", "i lost my dog , too !", "that is 'n awful émotion ."]
@@ -61,8 +61,8 @@ def test_tokenizers_that_cannot_be_used(tmp_path, tiny_encoder):
 
 def test_a_run_learns_subwords_of_its_corpus(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    run = start.new_run("meed2", data=str(prepared), preset="tiny", name="pieces")
-    model = start.model_of(run)
+    run = setup.new_run("meed2", data=str(prepared), preset="tiny", name="pieces")
+    model = setup.model_of(run)
     assert isinstance(model.vocabulary, Subwords)
     assert len(model.vocabulary) == 600
     columns = model.columns(read_samples(prepared, "valid").head(3))
@@ -82,8 +82,8 @@ def test_data_without_labels_are_refused(prepared, tmp_path, monkeypatch):
         none = samples.with_columns(response_label=pl.lit(None, dtype=pl.String))
         none.write_parquet(unlabelled / f"{split}.parquet")
     with pytest.raises(DataError, match="attune annotate emotions"):
-        start.new_run("meed2", data=str(unlabelled), preset="tiny")
-    start.new_run("meed2-no-emotion", data=str(unlabelled), preset="tiny")
+        setup.new_run("meed2", data=str(unlabelled), preset="tiny")
+    setup.new_run("meed2-no-emotion", data=str(unlabelled), preset="tiny")
 
 
 def test_the_decoder_is_told_the_true_label_in_training_and_the_predicted_one_later(build, batch):
@@ -176,16 +176,16 @@ def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
     intents = build("intent-classifier")
     for name, model in {"teller": intents, "other": build("mime")}.items():
         run = write_run(tmp_path, name, model.name)
-        runs.save(model, run.model)
+        save_model(model, run.model)
     with pytest.raises(UsageError, match="name a run of intent-classifier"):
-        start.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "other"})
+        setup.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "other"})
     named = {"labeller": "intent-classifier@latest"}
-    told = start.new_run("meed2", data=str(prepared), preset="tiny", changes=named)
-    alone = start.new_run("meed2", data=str(prepared), preset="tiny", name="alone")
+    told = setup.new_run("meed2", data=str(prepared), preset="tiny", changes=named)
+    alone = setup.new_run("meed2", data=str(prepared), preset="tiny", name="alone")
     assert "labeller=RUN" in alone.notice
     assert not told.notice
     folder = tmp_path / "moved"
-    runs.save(start.model_of(told), folder)
+    save_model(setup.model_of(told), folder)
     [answer] = Responder(folder).respond([["I lost my keys .", "Oh no !", "Yes ."]])
     labels = answer.explanation.word_labels
     assert set(labels) <= set(LABELS)

@@ -6,7 +6,7 @@ import typing
 import pytest
 
 from attune.jobs import demo
-from attune.models import VARIANTS, all_variants, load
+from attune.models import VARIANTS, all_variants, load_variant
 from attune.models.base import DialogueVariant
 from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import PRESETS, find_variant
@@ -79,7 +79,7 @@ def test_the_same_seed_builds_the_same_model(build):
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_what_a_variant_says_of_itself_is_true(name):
-    variant = load(name)
+    variant = load_variant(name)
     fields = {field.name for field in dataclasses.fields(variant.Config)}
     assert set(variant.presets) == set(PRESETS)
     for preset in variant.presets:
@@ -98,7 +98,7 @@ def test_what_a_variant_says_of_itself_is_true(name):
 def test_the_demo_has_one_variant_of_each_system_that_answers():
     systems = [find_variant(name)[0].system for name in demo.PLAN]
     answering = {name for name in VARIANTS if name in DIALOGUE} - {"dummy"}
-    assert sorted(systems) == sorted({load(name).system for name in answering})
+    assert sorted(systems) == sorted({load_variant(name).system for name in answering})
 
 
 def test_settings_are_typed():

@@ -3,7 +3,7 @@
 import pytest
 
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import record as store
+from attune.platform.runs.record import Run, read_run
 from attune.platform.services import cluster, stack
 from attune.platform.services.cluster import _shared
 from attune.platform.training import driver
@@ -49,12 +49,12 @@ def test_a_job_server_is_no_head(monkeypatch):
 def test_a_run_that_finds_no_cluster_has_failed(tmp_path, monkeypatch):
     """Nobody trains it, so it must not be listed as running, nor MLflow be told of it."""
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
-    run = store.Run(
+    run = Run(
         name="r", folder=tmp_path, variant="dummy", preset="tiny", config={}, training={}, data={}
     )
     run.write()
     with pytest.raises(UsageError, match="job server"):
         driver.train(run)
-    found = store.read(tmp_path)
+    found = read_run(tmp_path)
     assert (found.status, found.run_id) == ("failed", None)
     assert "job server" in found.error

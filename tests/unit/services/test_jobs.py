@@ -11,8 +11,8 @@ from attune.jobs.jobs import _again
 from attune.jobs.submit import _named, _option, _parsed
 from attune.platform.core.commit import VARIABLE, commit
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import log as logs
-from attune.platform.runs import record as store
+from attune.platform.runs.log import JOB, LINES, TRIAL, job_environment, log_file, write_log
+from attune.platform.runs.record import Run, all_runs
 from attune.platform.services import jobs
 from attune.platform.services.cluster import unmet
 
@@ -91,7 +91,7 @@ def test_a_run_or_sweep_has_its_name_before_it_begins(home, parsed):
         ["runs"],
     ):
         assert _named(other, parsed(other)) == other
-    assert not list(store.all_runs())  # names that are kept free are no runs
+    assert not list(all_runs())  # names that are kept free are no runs
     assert home.is_dir()
     assert _option(["train", "--name=mine"], "--name") == "mine"
 
@@ -157,16 +157,16 @@ def test_a_job_knows_its_commit_and_how_to_go_on(home, monkeypatch):
 
 
 def test_log_lines_carry_all_ids(tmp_path, monkeypatch):
-    run = store.Run(
+    run = Run(
         name="r", folder=tmp_path, variant="dummy", preset="tiny", config={}, training={}, data={},
         run_id="m1",
     )  # fmt: skip
-    monkeypatch.setenv(logs.JOB, "train-1")
-    monkeypatch.setenv(logs.TRIAL, "t7")
-    logs.write(run, "something happened", "warning")
-    assert logs.text_file(run).read_text() == "something happened\n"
-    line = json.loads((tmp_path / logs.LINES).read_text())
+    monkeypatch.setenv(JOB, "train-1")
+    monkeypatch.setenv(TRIAL, "t7")
+    write_log(run, "something happened", "warning")
+    assert log_file(run).read_text() == "something happened\n"
+    line = json.loads((tmp_path / LINES).read_text())
     expected = {"level": "warning", "message": "something happened", "run": "r", "run_id": "m1",
                 "trial": "t7", "job": "train-1"}  # fmt: skip
     assert expected.items() <= line.items()
-    assert logs.ids() == {logs.JOB: "train-1", logs.TRIAL: "t7"}
+    assert job_environment() == {JOB: "train-1", TRIAL: "t7"}

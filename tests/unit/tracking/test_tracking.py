@@ -14,13 +14,10 @@ import pytest
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
 from attune.platform.data.prepare import read_manifest
-from attune.platform.runs import model as runs
-from attune.platform.runs.record import Run, read
+from attune.platform.runs.model import save_model
+from attune.platform.runs.record import Run, read_run
 from attune.platform.serving.responder import Responder
-from attune.platform.tracking import connection
-from attune.platform.tracking import environment as variables
-from attune.platform.tracking import run_logging as told
-from attune.platform.tracking import run_metadata as described
+from attune.platform.tracking import connection, environment, run_logging, run_metadata
 
 # The environment that `tracking` sets for MLflow comes first.
 import mlflow  # isort: skip
@@ -82,7 +79,7 @@ def new_run(home, prepared, build):
             **fields,
         )
         run.write()
-        runs.save(model, run.model)
+        save_model(model, run.model)
         model.vocabulary.save(run.folder / "vocabulary.txt")
         return run
 
@@ -159,7 +156,7 @@ def faults(monkeypatch):
 
 
 def test_a_run_shows_what_it_is_made_from(run, client, prepared, home):
-    assert read(run.folder).run_id == run.run_id
+    assert read_run(run.folder).run_id == run.run_id
     assert run.tracking == f"sqlite:///{home}/mlflow.db"
     experiment = client.get_experiment_by_name("dummy")
     assert "Dummy" in experiment.tags["mlflow.note.content"]
@@ -213,7 +210,7 @@ def test_many_params_are_sent_in_parts(new_run, prepared, client):
     run = new_run().changed(training=many)
     params = client.get_run(tracking.start(run, read_manifest(prepared)).run_id).data.params
     assert set(many) <= set(params)
-    assert len(params["key_0"]) == described.LONGEST_VALUE
+    assert len(params["key_0"]) == run_metadata.LONGEST_VALUE
 
 
 def test_runs_of_a_variant_share_its_experiment(run, new_run, prepared, client):
@@ -359,7 +356,7 @@ def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, m
     [checkpoint] = client.list_artifacts(run.run_id, "checkpoints/00000030")
     assert checkpoint.path.endswith("standing.json")
     files = {file.path for file in client.list_artifacts(run.run_id)}
-    assert {"run.json", "vocabulary.txt", told.SAMPLES} <= files
+    assert {"run.json", "vocabulary.txt", run_logging.SAMPLES} <= files
     assert table(client, run) == [{"context": "My dog died.\nOh.\nYes.", "answer": "So sorry."}]
 
     [version] = client.search_model_versions("name='dummy'")
@@ -432,7 +429,7 @@ def test_a_server_that_is_not_there(new_run, prepared, monkeypatch):
         tracking.start(run, read_manifest(prepared))
     assert "refused" in str(e.value)
     assert "secret" not in str(e.value)
-    assert read(run.folder).run_id is None
+    assert read_run(run.folder).run_id is None
 
 
 def test_a_server_that_is_overloaded_is_asked_once(new_run, prepared, monkeypatch):
@@ -456,5 +453,5 @@ def test_a_server_that_is_overloaded_is_asked_once(new_run, prepared, monkeypatc
             tracking.start(new_run(), read_manifest(prepared))
         server.shutdown()
     assert len(asked) == 1
-    for name in variables.QUICK:
-        assert os.environ[name] == variables.DEFAULTS[name]
+    for name in environment.QUICK:
+        assert os.environ[name] == environment.DEFAULTS[name]

@@ -10,8 +10,7 @@ import pytest
 from attune.platform.runs.metrics_file import MetricsFile
 from attune.platform.training import checkpoints, sharing
 from attune.platform.training.loop import RESULT
-from attune.platform.tuning import halving, report, sweep
-from attune.platform.tuning import trial_manager as keepers
+from attune.platform.tuning import halving, report, sweep, trial_manager
 from attune.platform.tuning.halving import Climber
 from attune.platform.tuning.trial import LOOK, RungError, Task, Teller, followed, looks
 from tests.runs import write_run
@@ -101,9 +100,9 @@ class Trainer:
         self.home, self.metric, self.looks, self.tasks = home, metric, 0, 0
         found = make(samples=16, scheduler="asha", run_id="group", metrics=(metric,), **fields)
         self.folder = found.folder
-        monkeypatch.setattr(keepers.start, "new_run", self.new_run)
-        monkeypatch.setattr(keepers.tracking, "finish_group", lambda *_: None)
-        monkeypatch.setattr(keepers, "sample_answers", lambda _: None)
+        monkeypatch.setattr(trial_manager.setup, "new_run", self.new_run)
+        monkeypatch.setattr(trial_manager.tracking, "finish_group", lambda *_: None)
+        monkeypatch.setattr(trial_manager, "sample_answers", lambda _: None)
 
     def new_run(self, variant, *, name, seed, **_):
         return write_run(self.home, name, variant, seed=seed)
@@ -116,7 +115,7 @@ class Trainer:
             group=lambda *_: None, end_group=lambda *_: None, keep=lambda *_: None,
             close=lambda _: None,
         )  # fmt: skip
-        return keepers.Keeper(sweep.read(self.folder), tracker, lambda *_: None)
+        return trial_manager.Keeper(sweep.read(self.folder), tracker, lambda *_: None)
 
     def train(self, task):
         self.tasks += 1
@@ -152,7 +151,7 @@ class Trainer:
             count += 1
             if count > tasks:  # the driver dies before it hears of it
                 return None
-            config = {keepers.TASK: dataclasses.asdict(task)}
+            config = {trial_manager.TASK: dataclasses.asdict(task)}
             keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
 
 
@@ -188,7 +187,7 @@ def test_who_waits_when_the_budget_is_spent_goes_on_later(home, monkeypatch):
     for _ in range(4):
         task = keeper.next()
         trainer.train(task)
-        config = {keepers.TASK: dataclasses.asdict(task)}
+        config = {trial_manager.TASK: dataclasses.asdict(task)}
         keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
     keeper._stop("the budget is spent")
     assert keeper.next() is None
@@ -266,7 +265,7 @@ def test_after_half_of_the_budget_who_waits_goes_before_new_ones(home, monkeypat
             task = keeper.next()
             assert task.number == number
             trainer.train(task)
-            config = {keepers.TASK: dataclasses.asdict(task)}
+            config = {trial_manager.TASK: dataclasses.asdict(task)}
             keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
 
 
@@ -275,7 +274,7 @@ def test_the_last_of_each_variant_go_on_side_by_side(home, monkeypatch):
     keeper = trainer.keeper()
     while (task := keeper.next()).rung < LOOKS:
         trainer.train(task)
-        config = {keepers.TASK: dataclasses.asdict(task)}
+        config = {trial_manager.TASK: dataclasses.asdict(task)}
         keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
     assert {task.variant, keeper.next().variant} == {"dummy", "transformer"}
 

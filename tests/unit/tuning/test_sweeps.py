@@ -8,8 +8,7 @@ import pytest
 from attune.jobs import tune as command
 from attune.models.base import Between
 from attune.platform.core.errors import UsageError
-from attune.platform.tuning import decoding, schedulers, spaces, sweep
-from attune.platform.tuning import trial_manager as keepers
+from attune.platform.tuning import decoding, schedulers, spaces, sweep, trial_manager
 from tests.commands import refused
 from tests.runs import write_run
 from tests.sweeps import SPACE, asked, make
@@ -156,12 +155,12 @@ def test_the_best_is_kept_unless_the_sweep_was_asked_to_stop(home, monkeypatch, 
     tracker = SimpleNamespace(
         keep=lambda run, *_: kept.append(run.name), end=lambda *_: None, close=lambda _: None,
     )  # fmt: skip
-    monkeypatch.setattr(keepers, "sample_answers", lambda _: pl.DataFrame())
-    monkeypatch.setattr(keepers.tracking, "finish_group", lambda *_: None)
+    monkeypatch.setattr(trial_manager, "sample_answers", lambda _: pl.DataFrame())
+    monkeypatch.setattr(trial_manager.tracking, "finish_group", lambda *_: None)
     if why == "asked to stop":
         found.stop_file.touch()
     for _ in range(2):  # the second time it is there already
-        keeper = keepers.Keeper(found, tracker, lambda *_: None)
+        keeper = trial_manager.Keeper(found, tracker, lambda *_: None)
         keeper.stopping = why
         found = keeper.finish()
     assert kept == ([] if why == "asked to stop" else ["s-000"])
@@ -170,19 +169,21 @@ def test_the_best_is_kept_unless_the_sweep_was_asked_to_stop(home, monkeypatch, 
 
 def test_settings_that_leave_nothing_fail_and_the_sweep_goes_on(home, monkeypatch):
     found = make(samples=2)
-    monkeypatch.setattr(keepers.tracking, "start_group", lambda *_: "group")
-    keeper = keepers.Keeper(found, SimpleNamespace(), lambda *_: None)
+    monkeypatch.setattr(trial_manager.tracking, "start_group", lambda *_: "group")
+    keeper = trial_manager.Keeper(found, SimpleNamespace(), lambda *_: None)
     reasons = iter(["harvest_threshold=0.7: none is left", "no such data"])
     monkeypatch.setattr(
-        keepers.start, "new_run", lambda *_, **__: (_ for _ in ()).throw(UsageError(next(reasons)))
+        trial_manager.setup,
+        "new_run",
+        lambda *_, **__: (_ for _ in ()).throw(UsageError(next(reasons))),
     )
     assert keeper.next() is None
     assert found.count("failed") == 2
     run = write_run(home, "s-009", "dummy")
-    (run.folder / keepers.PROBLEM).write_text("it leaves nothing")
+    (run.folder / trial_manager.PROBLEM).write_text("it leaves nothing")
     assert keeper._outcome(run, None, "").ended == "failed"
     assert not keeper.stopping
-    (run.folder / keepers.WRONG_METRIC).write_text("--metric x: there is none")
+    (run.folder / trial_manager.WRONG_METRIC).write_text("--metric x: there is none")
     assert keeper._outcome(run, None, "").ended == "failed"
     assert keeper.stopping == keeper.problem == "--metric x: there is none"
 

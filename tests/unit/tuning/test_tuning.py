@@ -16,15 +16,22 @@ from attune.models import all_variants
 from attune.models.base import Between, Choice
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import log as logs
-from attune.platform.runs import model as runs
-from attune.platform.runs import record as store
+from attune.platform.runs.log import DASHBOARD, JOB
 from attune.platform.runs.metrics_file import MetricsFile
+from attune.platform.runs.model import save_model
+from attune.platform.runs.record import Run, find_run, runs_folder
 from attune.platform.services import cluster
 from attune.platform.training import checkpoints
 from attune.platform.training.settings import configure
-from attune.platform.tuning import decoding, driver, report, schedulers, spaces, sweep
-from attune.platform.tuning import trial_manager as keepers
+from attune.platform.tuning import (
+    decoding,
+    driver,
+    report,
+    schedulers,
+    spaces,
+    sweep,
+    trial_manager,
+)
 from attune.platform.tuning.spaces import Ready
 from attune.platform.tuning.trial import LOOK, TASK, Task, Teller, diverged, with_settings
 from tests.runs import write_run
@@ -224,18 +231,18 @@ def test_who_takes_over_keeps_its_place_and_stays_in_range():
 def test_seeds_together_are_their_mean_and_the_worst_end():
     def one(ended, value):
         metrics = {"valid_loss": value}
-        return keepers.Outcome(ended=ended, reason=ended, metrics=metrics, looks=[])
+        return trial_manager.Outcome(ended=ended, reason=ended, metrics=metrics, looks=[])
 
-    both = keepers._together([one("finished", 1.0), one("finished", 3.0)])
+    both = trial_manager._together([one("finished", 1.0), one("finished", 3.0)])
     assert both.metrics == {"valid_loss": 2.0, "valid_loss_std": pytest.approx(math.sqrt(2))}
     assert (
-        keepers._together([one("finished", 1.0), one("stopped early", 3.0)]).ended
+        trial_manager._together([one("finished", 1.0), one("stopped early", 3.0)]).ended
         == "stopped early"
     )
-    assert keepers._together([one("finished", 1.0), one("diverged", math.nan)]).metrics == {}
+    assert trial_manager._together([one("finished", 1.0), one("diverged", math.nan)]).metrics == {}
     early, late = one("finished", 1.0), one("waits", 3.0)
     early.looks, late.looks = [5.0], [7.0, 3.0]
-    both = keepers._together([early, late])
+    both = trial_manager._together([early, late])
     assert (both.ended, both.looks) == ("waits", [6.0, 4.0])
 
 
@@ -271,14 +278,14 @@ def test_a_member_takes_over_anothers_checkpoint(tmp_path):
 def trained(build, prepared):
     """A run of a model that has learned nothing."""
     model = build("dummy")
-    run = store.Run(
-        name="mine", folder=store.folder_of_runs() / "mine", variant="dummy", preset="tiny",
+    run = Run(
+        name="mine", folder=runs_folder() / "mine", variant="dummy", preset="tiny",
         config=dataclasses.asdict(model.variant.config),
         training=dataclasses.asdict(configure("dummy", "tiny")[1]),
         data={"name": "bundled", "folder": str(prepared), "hash": "x"}, status="finished",
     )  # fmt: skip
     run.write()
-    runs.save(model, run.model)
+    save_model(model, run.model)
     return run
 
 
@@ -326,7 +333,7 @@ def test_decoding_is_tuned_without_training_and_goes_on(prepared, monkeypatch):
     shown = []
     stopped = decoding.run(found, lambda text, done: shown.append((text, done)))
     assert stopped.status == "stopped"
-    monkeypatch.setenv(logs.JOB, "tune-decoding-1")
+    monkeypatch.setenv(JOB, "tune-decoding-1")
     ended = decoding.run(sweep.read(found.folder), lambda text, done: shown.append((text, done)))
     assert (ended.status, ended.job) == ("finished", "tune-decoding-1")
     assert sorted(task.settings["beams"] for task in measured) == [1, 2, 3, 5, 8, 10]
@@ -410,7 +417,7 @@ def test_steps_saved_are_counted_against_full_runs(trained):
     for number, _, _ in asked(found)[:3]:
         ended = "finished" if number == 0 else "stopped early"
         name = f"run-{number}"
-        folder = store.folder_of_runs() / name
+        folder = runs_folder() / name
         result = {"steps": 90 if number == 0 else 10}
         dataclasses.replace(trained, name=name, folder=folder, result=result).write()
         found.note(number, runs=[name])
@@ -428,14 +435,14 @@ def test_a_budget_is_a_time():
 
 def test_a_trial_whose_process_was_gone_before_it_began_begins_again(monkeypatch):
     """Tune does not count that as a failure: its error is none."""
-    keeper = object.__new__(keepers.Keeper)
+    keeper = object.__new__(trial_manager.Keeper)
     keeper.restarts, keeper.queue = collections.Counter(), collections.deque()
     keeper.live = {"s-000": (0, "run")}
     told = []
     monkeypatch.setattr(keeper, "_ended", lambda _, error: told.append(error))
     task = {"folder": "runs/s-000", "population": False}
     gone = SimpleNamespace(get_error=lambda: None, config={TASK: task})
-    for _ in range(keepers.RETRIES):
+    for _ in range(trial_manager.RETRIES):
         keeper.on_trial_error(0, [], gone)
         assert keeper.queue == collections.deque([(0, "run")])
         keeper.live["s-000"] = keeper.queue.popleft()
@@ -445,14 +452,14 @@ def test_a_trial_whose_process_was_gone_before_it_began_begins_again(monkeypatch
 
 
 def test_a_sweep_and_its_trials_know_their_job(prepared, monkeypatch):
-    monkeypatch.setattr(keepers.tracking, "start_group", lambda *_: "group")
+    monkeypatch.setattr(trial_manager.tracking, "start_group", lambda *_: "group")
     found = make(samples=2, asked={"data": str(prepared), "preset": "tiny"})
     for job in ("tune-1", "tune-2"):  # submitted again, after a stop
-        monkeypatch.setenv(logs.JOB, job)
-        monkeypatch.setenv(logs.DASHBOARD, f"http://head/{job}")
-        keeper = keepers.Keeper(found, SimpleNamespace(amend=amend), lambda *_: None)
+        monkeypatch.setenv(JOB, job)
+        monkeypatch.setenv(DASHBOARD, f"http://head/{job}")
+        keeper = trial_manager.Keeper(found, SimpleNamespace(amend=amend), lambda *_: None)
         keeper._enqueue(0 if job == "tune-2" else found.ask()[0])
-        trial = store.find("s-000")
+        trial = find_run("s-000")
         assert (trial.job, trial.dashboard) == (job, f"http://head/{job}")
         found = keeper.sweep
     assert tracking.job_tags(trial.job, "") == {"ray_job": "tune-2"}

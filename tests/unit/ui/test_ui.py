@@ -12,11 +12,9 @@ from attune.models.base import DialogueVariant, Explanation
 from attune.models.decoding import Decoding
 from attune.models.dummy import Dummy
 from attune.platform.core.errors import UsageError
-from attune.platform.runs import model as runs
+from attune.platform.runs.model import MODEL_WEIGHTS, save_model
 from attune.platform.serving.responder import Answer, Responder
-from attune.ui import app, conversation, examples, markup
-from attune.ui import compare_tab as talk
-from attune.ui import run_catalog as offer
+from attune.ui import app, compare_tab, conversation, examples, markup, run_catalog
 from attune.ui.conversation import Turn
 from attune.ui.run_catalog import Offer, Responders
 from tests.runs import write_run
@@ -66,12 +64,12 @@ def test_classifiers_and_unknown_variants_are_not_offered(add_run, monkeypatch):
     add_run("dialogue")
     add_run("odd", "from-another-version")
     classifier = add_run("classifier", "multi-trs")
-    find = offer.find_variant
+    find = run_catalog.find_variant
 
     def without(name):
         return (object, {}) if name == "multi-trs" else find(name)
 
-    monkeypatch.setattr(offer, "find_variant", without)
+    monkeypatch.setattr(run_catalog, "find_variant", without)
     assert list(Offer().runs()) == ["dialogue"]
     with pytest.raises(UsageError, match="'classifier' does not answer"):
         Offer([classifier])
@@ -79,7 +77,7 @@ def test_classifiers_and_unknown_variants_are_not_offered(add_run, monkeypatch):
 
 def test_a_model_is_loaded_once_until_it_changes(add_run):
     run = add_run("mine")
-    weights = run.model / runs.WEIGHTS
+    weights = run.model / MODEL_WEIGHTS
     weights.touch()
     loaded = []
     responders = Responders(lambda run: loaded.append(run.name) or object())
@@ -176,9 +174,9 @@ def test_turns_are_shown_with_what_they_are_taken_for():
 def test_each_pane_answers_in_an_event_of_its_own(home):  # noqa: ARG001
     page = app.build(Offer())
     answering = [fn for fn in page.fns.values() if fn.name == "answer"]
-    assert len(answering) == talk.MAX_PANES
+    assert len(answering) == compare_tab.MAX_PANES
     assert all(fn.concurrency_limit is None for fn in answering)
-    assert len({fn.concurrency_id for fn in answering}) == talk.MAX_PANES
+    assert len({fn.concurrency_id for fn in answering}) == compare_tab.MAX_PANES
 
 
 def test_controls_of_a_variant_reach_its_model(add_run, monkeypatch):
@@ -193,8 +191,8 @@ def test_controls_of_a_variant_reach_its_model(add_run, monkeypatch):
 
     monkeypatch.setattr(Dummy, "controls", Echo.variant.controls)
     run = add_run("mine")
-    (run.model / runs.WEIGHTS).touch()
-    tab = talk.Talk(Offer(), ("intent", "style"))
+    (run.model / MODEL_WEIGHTS).touch()
+    tab = compare_tab.Talk(Offer(), ("intent", "style"))
     tab.responders = Responders(lambda _: Echo())
     *_, intent, style = tab.choose(["mine"], None)
     assert intent["visible"]
@@ -202,18 +200,18 @@ def test_controls_of_a_variant_reach_its_model(add_run, monkeypatch):
     assert not style["visible"]
     values = [getattr(Decoding(), name) for name in Decoding.__dataclass_fields__]
     said = (Turn(text="Hello."),)
-    *_, last = tab.answer("mine", said, *values, "agreeing", talk.MODELS_CHOICE)
+    *_, last = tab.answer("mine", said, *values, "agreeing", compare_tab.MODELS_CHOICE)
     assert last[1] == "Yes."
-    list(tab.answer("mine", said, *values, talk.MODELS_CHOICE, talk.MODELS_CHOICE))
+    list(tab.answer("mine", said, *values, compare_tab.MODELS_CHOICE, compare_tab.MODELS_CHOICE))
     assert asked == [(["Hello."], 30, {"intent": "agreeing"}), (["Hello."], 30, {})]
-    assert talk._all_controls()["intent"] == ["asking", "agreeing"]
+    assert compare_tab._all_controls()["intent"] == ["asking", "agreeing"]
     assert DialogueVariant.controls == {}
 
 
 def test_what_goes_wrong_is_said_in_the_pane(add_run, caplog):
     run = add_run("mine")
-    (run.model / runs.WEIGHTS).write_bytes(b"nonsense")
-    tab = talk.Talk(Offer())
+    (run.model / MODEL_WEIGHTS).write_bytes(b"nonsense")
+    tab = compare_tab.Talk(Offer())
     values = [getattr(Decoding(), name) for name in Decoding.__dataclass_fields__]
     [_, (shown, answer, _)] = tab.answer("mine", (Turn(text="Hello."),), *values)
     assert "model.json is missing" in shown
@@ -227,7 +225,7 @@ def test_what_goes_wrong_is_said_in_the_pane(add_run, caplog):
 
 def test_an_answer_can_be_followed_from_any_thread(build, tmp_path):
     """Gradio asks for each token from another thread, and whether torch records is the thread's."""
-    runs.save(build("multi-trs"), tmp_path / "model")
+    save_model(build("multi-trs"), tmp_path / "model")
     responder = Responder(tmp_path / "model")
     recorded = []
     forward = responder.variant.next_logits
