@@ -81,12 +81,12 @@ def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
     name = f"demo-{variant}" if preset == PRESET else f"demo-{variant}-{preset}"
     folder = runs_folder() / name
     if not (folder / RUN_RECORD).is_file():
-        changes = {"max_epochs": MAX_EPOCHS}
+        overrides = {"max_epochs": MAX_EPOCHS}
         return setup.new_run(
-            variant, preset=preset, changes=changes, name=name, max_steps=max_steps
+            variant, preset=preset, overrides=overrides, name=name, max_steps=max_steps
         )
     run = read_run(folder)
-    return run if run.status == "finished" else run.changed(max_steps=max_steps)
+    return run if run.status == "finished" else run.update(max_steps=max_steps)
 
 
 def _trained(runs: "list[Run]", screen: Console) -> "list[Run]":

@@ -160,7 +160,7 @@ def evaluate(
     elif threshold is not None:
         raise UsageError("--threshold is for runs of an annotator or a classifier")
     elif run is not None:
-        decoding = options.decoding(decode, options.changes(settings))
+        decoding = options.decoding(decode, options.parse_overrides(settings))
         controls = options.controls(control, [run])
         special |= controls | _after(stage)
         result = of_run(run, data, split or TEST, decoding, controls, profile, measures, stage)
@@ -394,7 +394,7 @@ def _evaluated(
     samples = samples_of(profile, read_samples(folder, split))
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
-    check_labels(variant.needs_with(variant.config), samples, f"{folder}, {split}")
+    check_labels(variant.requirements_for(variant.config), samples, f"{folder}, {split}")
     with progress("answers") as bar:
         task = bar.add_task(f"{run.name} on {split}", total=samples.height)
         return evaluate(

@@ -54,7 +54,7 @@ Threshold = Annotated[
 _LEAST = {"max_tokens": 1, "beams": 1, "top_k": 1, "block_ngrams": 0}
 
 
-def changes(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
+def parse_overrides(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
     """`key=value` as typed after an option; of a key given twice the last counts."""
     found = {}
     for text in texts or ():
@@ -102,7 +102,7 @@ def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, st
     """What follows `--control`, which each of the runs must know."""
     from attune.platform.serving.responder import check_controls, controls_of
 
-    found = changes(texts, "--control")
+    found = parse_overrides(texts, "--control")
     for run in runs:
         check_controls(run.variant, controls_of(run), found)
     return found

@@ -41,7 +41,7 @@ def respond(
     - `attune respond mine --context "I won!" --decode nucleus --set top_p=0.8 --set seed=7`
     - `attune respond mime@latest --context "I won!" --control stochasticity=on --control seed=3`
     """
-    decoding = options.decoding(decode, options.changes(settings))
+    decoding = options.decoding(decode, options.parse_overrides(settings))
     found = [options.trained_run(name) for name in names]
     controls = options.controls(control, found)
     from attune.platform.serving.responder import Responder

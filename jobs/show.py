@@ -62,7 +62,7 @@ def embeddings(
         points = variant.emotions.weight.detach().numpy()
         groups = _groups(variant)
         separation = float(silhouette_score(points, groups))
-        _draw(axes, points, groups, variant.facts.emotions)
+        _draw(axes, points, groups, variant.data_info.emotions)
         axes.set_title(f"{run.name} ({run.variant})\nseparation {separation:.3f}")
         drawn.append({"run": run.name, "variant": run.variant, "separation": separation})
     figure.axes[0].legend(frameon=False)
@@ -241,7 +241,7 @@ def calibration(
     run = options.trained_run(name)
     model = load_model(run.model)
     variant = require_classifier(model)
-    samples, truth = with_known_emotion(_samples(run, split), variant.facts.emotions)
+    samples, truth = with_known_emotion(_samples(run, split), variant.data_info.emotions)
     if samples.is_empty():
         raise UsageError(f"no sample of '{split}' has an emotion: choose another")
     figure = _figure(4.2 * len(variant.learns), 4)
@@ -474,9 +474,9 @@ def _groups(variant: "Mime") -> list[str]:
     from attune.models.mime import groups_of
 
     config = dataclasses.replace(variant.config, grouping=True)
-    groups = groups_of(config, variant.facts.emotions)
+    groups = groups_of(config, variant.data_info.emotions)
     of_emotion = {number: name for name, members in groups.items() for number in members}
-    return [of_emotion[number] for number in range(len(variant.facts.emotions))]
+    return [of_emotion[number] for number in range(len(variant.data_info.emotions))]
 
 
 def _draw(axes: "Axes", points: "np.ndarray[Any, Any]", groups: list[str], names: Any) -> None:

@@ -43,7 +43,7 @@ def transfer(
 
     - `attune show transfer meed2@latest meed2-no-emotion@latest --data data/ed --data data/edos`
     """
-    decoding = options.decoding(decode, options.changes(settings))
+    decoding = options.decoding(decode, options.parse_overrides(settings))
     measures = evaluate.more_measures(sentence_encoder=sentence_similarity)
     runs = [options.trained_run(name) for name in names]
     for run in runs:
@@ -141,7 +141,7 @@ def control(
     for label in asked:
         if label not in LABELS:
             raise UsageError(unknown_choice("label", label, LABELS))
-    decoding = options.decoding(decode, options.changes(settings))
+    decoding = options.decoding(decode, options.parse_overrides(settings))
     run = options.trained_run(name)
     samples = some_samples(run, split, count, seed)
     with progress("answers") as bar:

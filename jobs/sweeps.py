@@ -198,7 +198,7 @@ def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list
     from attune.platform.tuning import report as reports
 
     best = reports.table(found).filter(ended="finished").head(top)["trial"].to_list()
-    asked = {key: value for key, value in found.asked.items() if key != "changes"}
+    asked = {key: value for key, value in found.asked.items() if key != "overrides"}
     by_trial: dict[int, list[Run]] = {}
     for number in best:
         kept = found.frozen(number).user_attrs
@@ -207,10 +207,10 @@ def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list
             if (runs_folder() / label / RUN_RECORD).is_file():
                 run = find_run(label)
             else:
-                changes = {**found.asked["changes"], **kept["settings"]}
-                run = setup.new_run(kept["variant"], name=label, seed=seed, changes=changes,
+                overrides = {**found.asked["overrides"], **kept["settings"]}
+                run = setup.new_run(kept["variant"], name=label, seed=seed, overrides=overrides,
                                     workers=found.workers, **asked)  # fmt: skip
-                run = run.changed(parent=found.run_id)
+                run = run.update(parent=found.run_id)
             by_trial.setdefault(number, []).append(run)
     left = [run for runs in by_trial.values() for run in runs if run.status != "finished"]
     if left:
@@ -233,7 +233,7 @@ def _measured(run: "Run", found: "Sweep") -> "Run":
     from attune.platform.tuning.trial import measure_answers
 
     measure_answers(run, found.metrics)
-    return run.changed(result=json.loads((run.folder / RESULT).read_text(encoding="utf-8")))
+    return run.update(result=json.loads((run.folder / RESULT).read_text(encoding="utf-8")))
 
 
 def _show_trials(screen: Console, found: "Sweep") -> None:

@@ -83,8 +83,8 @@ def train(
     if seed is not None and seeds is not None:
         raise UsageError("--seed and --seeds exclude each other")
     asked: dict[str, Any] = {
-        "data": data, "preset": preset, "changes": options.changes(settings), "init": init,
-        "workers": workers, "zero": zero, "max_steps": max_steps, "max_minutes": max_minutes,
+        "data": data, "preset": preset, "overrides": options.parse_overrides(settings),
+        "init": init, "workers": workers, "zero": zero, "max_steps": max_steps, "max_minutes": max_minutes,
     }  # fmt: skip
     asked = {key: value for key, value in asked.items() if value or (key, value) == ("zero", 0)}
     screen = console(as_json)
@@ -132,7 +132,7 @@ def _of_seeds(
     if parent is None:
         numbers = ",".join(str(seed) for seed in seeds)
         parent = tracking.start_group(f"{name or variant}-seeds", {"seeds": numbers}, found[0])
-    left = [run.changed(parent=parent) for run in found if run.status != "finished"]
+    left = [run.update(parent=parent) for run in found if run.status != "finished"]
     try:
         trained = {run.name: run for run in _trained(left, screen)} if left else {}
     except BaseException:

@@ -152,7 +152,8 @@ def run(
     from attune.platform.tuning import driver
 
     typed = {
-        "variants": variants, "space": space, "sweep": sweep, "changes": options.changes(settings),
+        "variants": variants, "space": space, "sweep": sweep,
+        "overrides": options.parse_overrides(settings),
         "samples": samples, "metric": metric, "scheduler": scheduler, "search": search,
         "repeat": repeat, "concurrent": concurrent, "workers": workers,
         "budget": None if budget is None else _seconds(budget),
@@ -195,7 +196,7 @@ def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
         _refuse_without_variant(ready)
     for each in variants:
         check_zero(find_variant(each)[0], each, typed.get("zero", 0))
-    fixed = {**ready.set, **typed.get("changes", {})}
+    fixed = {**ready.set, **typed.get("overrides", {})}
     preset = typed.get("preset", "small")
     tried = _tried(typed, ready, variants, fixed, preset)
     metrics = sweep.metric_names(typed.get("metric", ready.metric), variants)
@@ -223,7 +224,7 @@ def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
         budget=typed.get("budget"),
         seed=typed.get("seed", 0),
         asked={
-            "preset": preset, "changes": fixed,
+            "preset": preset, "overrides": fixed,
             **{k: typed[k] for k in ("data", "init", "zero", "max_steps", "max_minutes")
                if k in typed},
         },
@@ -286,11 +287,11 @@ def _begun(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
     now = dict(typed)
     if "metric" in typed:
         now["metric"] = sweep.metric_names(typed["metric"], list(found.spaces))
-    if "changes" in typed:
-        now["changes"] = {**was["changes"], **typed["changes"]}
+    if "overrides" in typed:
+        now["overrides"] = {**was["overrides"], **typed["overrides"]}
     if {"space", "sweep"} & set(typed):
         ready = spaces.find_ready(typed["sweep"]) if "sweep" in typed else spaces.Ready()
-        tried = _tried(typed, ready, list(found.spaces), was["changes"], was["preset"])
+        tried = _tried(typed, ready, list(found.spaces), was["overrides"], was["preset"])
         now["space"], was["space"] = _as_json(tried), found.spaces
     for key in sorted(set(now) - {*LIMITS, "sweep"}):
         if was.get(key) != now[key]:
@@ -298,4 +299,4 @@ def _begun(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
                 f"sweep '{found.name}' was begun with other {key}: leave it out to go on, or begin "
                 f"a new sweep under another --name"
             )
-    return found.changed(**{key: typed[key] for key in LIMITS if key in typed})
+    return found.update(**{key: typed[key] for key in LIMITS if key in typed})

@@ -85,7 +85,9 @@ def tune_decoding(
     if found is None:
         asked = {"decode": decode, "sweep": sweep, "metric": metric, "search": search,
                  "samples": samples, "seed": seed}  # fmt: skip
-        found = _new_decoding(of, label, asked, options.changes(settings), data, split, contexts)
+        found = _new_decoding(
+            of, label, asked, options.parse_overrides(settings), data, split, contexts
+        )
     screen = console(as_json)
     screen.print(f"sweep {found.name} in {found.folder}", markup=False)
     with progress(screen, found) as shown_lines:
@@ -94,7 +96,7 @@ def tune_decoding(
 
 
 def _new_decoding(
-    of: "Run", label: str | None, asked: Mapping[str, Any], changes: dict[str, str],
+    of: "Run", label: str | None, asked: Mapping[str, Any], overrides: dict[str, str],
     data: str | None, split: str, contexts: int | None,
 ) -> "Sweep":  # fmt: skip
     from attune.platform.data.conversations import SPLITS
@@ -108,9 +110,9 @@ def _new_decoding(
     ready = spaces.find_ready(asked["sweep"]) if asked["sweep"] else spaces.Ready()
     if ready.variants:
         raise UsageError(f"{ready.source} trains {', '.join(ready.variants)}: use 'attune tune'")
-    options.decoding(None, changes)
+    options.decoding(None, overrides)
     methods = (asked["decode"] or ready.decode or ",".join(spaces.DECODING)).split(",")
-    fixed = {**ready.set, **changes}
+    fixed = {**ready.set, **overrides}
     tried = spaces.of_decoding(methods, ready, fixed)
     metrics = tuple((asked["metric"] or ready.metric or "bleu").split(","))
     for metric in metrics:
@@ -129,5 +131,5 @@ def _new_decoding(
         samples=count,
         seed=asked["seed"],
         asked={"run": of.name, "data": str(find_data(data or of.data["folder"])), "split": split,
-               "contexts": contexts, "changes": fixed},
+               "contexts": contexts, "overrides": fixed},
     )  # fmt: skip

@@ -71,7 +71,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class DataRequirements:
     """What a variant needs of its data."""
 
     tokenizer: Literal["words", "subwords"] = "words"
@@ -83,7 +83,7 @@ class Needs:
     columns: tuple[str, ...] = ("context", "context_roles", "response", "emotion")
     """The tensors it reads from a batch; `emotion_words` brings the others' with it."""
     intensity: bool = False
-    """How strongly words are felt (`Facts.intensity`)."""
+    """How strongly words are felt (`DataInfo.intensity`)."""
     streams: tuple[str, ...] = (PAIRED,)
     encoder: str | None = None
     """The setting that names the pretrained encoder it reads with: it gets the encoder under this
@@ -91,7 +91,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class DataInfo:
     """What a model must know of the data it is built for."""
 
     num_tokens: int
@@ -148,7 +148,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Between:
+class Range:
     """A setting to be tuned: a number from `low` to `high`."""
 
     low: float
@@ -156,7 +156,7 @@ class Between:
     scale: Literal["uniform", "loguniform", "int"] = "uniform"
 
 
-SearchSpaces = Mapping[str, Mapping[str, Choice | Between]]
+SearchSpaces = Mapping[str, Mapping[str, Choice | Range]]
 
 
 class Variant(nn.Module, ABC):
@@ -168,7 +168,7 @@ class Variant(nn.Module, ABC):
     """Who proposed it, where."""
     Config: ClassVar[type]
     """A frozen keyword-only dataclass; each field's docstring is its help text."""
-    needs: ClassVar[Needs] = Needs()
+    requirements: ClassVar[DataRequirements] = DataRequirements()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     """`tiny` (tests), `small` (the demo) and `paper` (what the paper states)."""
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -178,18 +178,18 @@ class Variant(nn.Module, ABC):
     """Whether every weight is used only within the forward of the module that owns it, which is
     what lets ZeRO 3 spread the weights themselves over the workers."""
 
-    def __init__(self, config: Any, facts: Facts):
+    def __init__(self, config: Any, data_info: DataInfo):
         super().__init__()
         self.config = config
-        self.facts = facts
+        self.data_info = data_info
 
     @classmethod
-    def needs_with(cls, config: Any) -> Needs:
+    def requirements_for(cls, config: Any) -> DataRequirements:
         """What it needs with these settings: an ablation may need less, or something else."""
-        return cls.needs
+        return cls.requirements
 
     @classmethod
-    def no_part_in(cls, config: Any) -> Mapping[str, tuple[str, ...]]:
+    def stage_independent_settings(cls, config: Any) -> Mapping[str, tuple[str, ...]]:
         """By stage but the last, in their order, settings that change nothing in it nor in those
         before it: runs that differ in these alone share it."""
         return {}
@@ -278,7 +278,7 @@ class DialogueVariant(Variant):
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T) log-probability of each response token, unsmoothed; 0 on padding."""
 
-    def told_log_likelihood(self, batch: Batch) -> Tensor:
+    def oracle_log_likelihood(self, batch: Batch) -> Tensor:
         """The same where the truth is told that an answer has to predict, for papers that measured
         their perplexity so."""
         return self.log_likelihood(batch)
@@ -305,7 +305,7 @@ class DialogueVariant(Variant):
         if predicted is None:
             return [Explanation() for _ in range(len(batch))]
         return [
-            Explanation(emotion=dict(zip(self.facts.emotions, row.tolist(), strict=True)))
+            Explanation(emotion=dict(zip(self.data_info.emotions, row.tolist(), strict=True)))
             for row in predicted.exp()
         ]
 

@@ -24,12 +24,12 @@ from attune.models.base import (
     Annotator,
     Batch,
     Batches,
-    Between,
     Choice,
-    Facts,
+    DataInfo,
+    DataRequirements,
     Losses,
-    Needs,
     Progress,
+    Range,
     SearchSpaces,
     Stage,
     Update,
@@ -72,7 +72,9 @@ class CauseAnnotator(Annotator):
     system = "Cause annotator"
     paper = "ours, for the data of Gao et al. 2021"
     Config = CauseAnnotatorConfig
-    needs = Needs(columns=("subwords", "subword_turns", "turn_roles", "causes"), encoder="encoder")
+    requirements = DataRequirements(
+        columns=("subwords", "subword_turns", "turn_roles", "causes"), encoder="encoder"
+    )
     presets: ClassVar = {
         "tiny": {"width": 32, "num_heads": 2, "filter_width": 32, "learning_rate": 1e-3},
         "small": {
@@ -95,13 +97,13 @@ class CauseAnnotator(Annotator):
         "architecture": {
             "tuned": Choice(values=(True, False)),
             "num_layers": Choice(values=(0, 1, 2)),
-            "dropout": Between(low=0.0, high=0.4),
+            "dropout": Range(low=0.0, high=0.4),
         }
     }
 
-    def __init__(self, config: CauseAnnotatorConfig, facts: Facts):
-        super().__init__(config, facts)
-        self.encoder = facts.encoders["encoder"]
+    def __init__(self, config: CauseAnnotatorConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
+        self.encoder = data_info.encoders["encoder"]
         states, width = int(self.encoder.width), config.width  # type: ignore[arg-type]
         self.project = nn.Linear(states, width)
         self.roles = nn.Embedding(3, width)

@@ -20,12 +20,12 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
     Choice,
-    Facts,
+    DataInfo,
+    DataRequirements,
     Losses,
-    Needs,
     Progress,
+    Range,
     SearchSpaces,
     Stage,
     TextClassifier,
@@ -61,7 +61,7 @@ class IntentClassifier(TextClassifier):
     system = "Intent classifier"
     paper = "Welivita and Pu 2020, as Xie and Pu 2021 use it"
     Config = ClassifierConfig
-    needs = Needs(
+    requirements = DataRequirements(
         columns=("context_subwords", "response_subwords", "emotion"),
         encoder="encoder",
         labels="utterances",
@@ -85,15 +85,15 @@ class IntentClassifier(TextClassifier):
     search_spaces: ClassVar[SearchSpaces] = {
         "architecture": {
             "tuned": Choice(values=(True, False)),
-            "dropout": Between(low=0.0, high=0.4),
+            "dropout": Range(low=0.0, high=0.4),
         },
     }
 
-    def __init__(self, config: ClassifierConfig, facts: Facts):
-        super().__init__(config, facts)
-        self.encoder = facts.encoders["encoder"]
+    def __init__(self, config: ClassifierConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
+        self.encoder = data_info.encoders["encoder"]
         self.dropout = nn.Dropout(config.dropout)
-        self.output = nn.Linear(int(self.encoder.width), len(facts.emotions))  # type: ignore[arg-type]
+        self.output = nn.Linear(int(self.encoder.width), len(data_info.emotions))  # type: ignore[arg-type]
 
     def stages(self) -> list[Stage]:
         """One stage; the encoder learns with the rest, or rests.
@@ -147,11 +147,13 @@ class EmotionClassifier(IntentClassifier):
     system = "Emotion classifier"
     paper = "ours, for the unpaired data of Shen et al. 2021"
     Config = EmotionClassifierConfig
-    needs = Needs(columns=IntentClassifier.needs.columns, encoder="encoder")
+    requirements = DataRequirements(
+        columns=IntentClassifier.requirements.columns, encoder="encoder"
+    )
     learns = ("context", "response")
     search_spaces: ClassVar[SearchSpaces] = {
         **IntentClassifier.search_spaces,
-        "loss-weights": {"response_weight": Between(low=0.1, high=3.0, scale="loguniform")},
+        "loss-weights": {"response_weight": Range(low=0.1, high=3.0, scale="loguniform")},
     }
 
     def loss_weights(self) -> dict[str, float]:

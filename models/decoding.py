@@ -86,10 +86,10 @@ def _stepwise(
     state = variant.encode(batch, controls)
     device = batch["index"].device
     alive = torch.arange(len(batch), device=device)
-    newest = alive.new_full((len(alive),), variant.facts.specials["<sos>"])
+    newest = alive.new_full((len(alive),), variant.data_info.specials["<sos>"])
     said = alive.new_zeros((len(alive), 0))
     chances = _chances(batch["index"], decoding) if decoding.method != "greedy" else None
-    end = variant.facts.specials["<eos>"]
+    end = variant.data_info.specials["<eos>"]
     for step in range(decoding.max_tokens):
         logits, state = variant.next_logits(newest, state)
         logits = _allowed(logits, said, variant, decoding)
@@ -110,7 +110,7 @@ def _stepwise(
 
 def _allowed(logits: Tensor, said: Tensor, variant: DialogueVariant, decoding: Decoding) -> Tensor:
     """Logits where what may not come next cannot: special tokens, and n-grams said before."""
-    specials = variant.facts.specials
+    specials = variant.data_info.specials
     forbidden = [number for name, number in specials.items() if name != "<eos>"]
     logits[:, forbidden] = NEVER
     n = decoding.block_ngrams
@@ -182,14 +182,14 @@ def _beam_search(
     hypotheses that go on are computed, so samples have different numbers of rows.
     """
     beams, device = decoding.beams, batch["index"].device
-    end = variant.facts.specials["<eos>"]
+    end = variant.data_info.specials["<eos>"]
     ended = _Ended(len(batch), decoding)
     state = variant.encode(batch, controls)
     samples = torch.arange(len(batch), device=device)  # (R,) of each row, in order
     places = torch.zeros_like(samples)  # (R,) which of its sample's hypotheses a row is
     scores = torch.zeros(len(samples), device=device)
     said = samples.new_zeros((len(samples), 0))
-    newest = torch.full_like(samples, variant.facts.specials["<sos>"])
+    newest = torch.full_like(samples, variant.data_info.specials["<sos>"])
     for _ in range(decoding.max_tokens):
         logits, state = variant.next_logits(newest, state)
         logits = _allowed(logits, said, variant, decoding)

@@ -42,13 +42,13 @@ from attune.models.base import (
     RESPONSES,
     Batch,
     Batches,
-    Between,
     Choice,
+    DataInfo,
+    DataRequirements,
     Explanation,
-    Facts,
     Losses,
-    Needs,
     Progress,
+    Range,
     SearchSpaces,
     Stage,
     State,
@@ -233,7 +233,7 @@ class DualEmp(Transformer):
         **Transformer.search_spaces,
         "thresholds": {"harvest_threshold": Choice(values=(0.50, 0.55, 0.60, 0.65, 0.70))},
         "loss-weights": {
-            name: Between(low=0.1, high=10.0, scale="loguniform")
+            name: Range(low=0.1, high=10.0, scale="loguniform")
             for name in (
                 "emotion_weight", "context_emotion_weight", "response_emotion_weight",
                 "divergence_weight", "policy_weight",
@@ -242,7 +242,7 @@ class DualEmp(Transformer):
         "consensus": {
             "num_states": Choice(values=(8, 16, 32, 64)),
             "expectation": Choice(values=("gumbel", "exact", "mean")),
-            "gumbel_temperature": Between(low=0.1, high=2.0),
+            "gumbel_temperature": Range(low=0.1, high=2.0),
         },
         "schedule": {
             "annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000)),
@@ -251,14 +251,14 @@ class DualEmp(Transformer):
         },
     }  # fmt: skip
 
-    def __init__(self, config: DualEmpConfig, facts: Facts):
-        super().__init__(config, facts)
+    def __init__(self, config: DualEmpConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
         del self.encoder, self.decoder, self.output  # each direction has its own
         self.forth = self._direction()
         if config.dual:
             self.back = self._direction()
         self.states = nn.Embedding(config.num_states, config.width)  # E_z
-        self.emotions = nn.Linear(config.width, len(facts.emotions), bias=False)  # W_e
+        self.emotions = nn.Linear(config.width, len(data_info.emotions), bias=False)  # W_e
         self._let_states_stand_for_emotions()
 
     @torch.no_grad()
@@ -285,9 +285,9 @@ class DualEmp(Transformer):
         )
 
     @classmethod
-    def needs_with(cls, config: DualEmpConfig) -> Needs:
+    def requirements_for(cls, config: DualEmpConfig) -> DataRequirements:
         """Unpaired texts where it learns from them."""
-        return replace(cls.needs, streams=_streams(config))
+        return replace(cls.requirements, streams=_streams(config))
 
     def stages(self) -> list[Stage]:
         """One stage, pairs and unpaired texts together."""
@@ -362,7 +362,7 @@ class DualEmp(Transformer):
         even = _evenly(heard, batch)
         again, losses = self._told(back, self._read(back, said), heard, state, even)
         advantage = self._advantage(-losses)
-        chosen = _as_drawn(said, sampled, longest, self.facts.specials["<pad>"])
+        chosen = _as_drawn(said, sampled, longest, self.data_info.specials["<pad>"])
         counts = _evenly(chosen, batch) * advantage
         policy, _ = self._told(there, read, chosen, state, counts, smoothed=False)
         return {
@@ -400,7 +400,7 @@ class DualEmp(Transformer):
         the backward model would imagine for the answer."""
         [context] = self._heard(self._context(batch))
         shares = self._read(self.forth, context).posterior.exp()
-        emotions = [self.facts.emotions[n] for n in self._emotions_of_states().argmax(dim=1)]
+        emotions = [self.data_info.emotions[n] for n in self._emotions_of_states().argmax(dim=1)]
         names = [f"{number + 1} {emotion}" for number, emotion in enumerate(emotions)]
         imagined = self._imagined(batch) if self.config.dual else [None] * len(batch)
         return [
@@ -422,7 +422,7 @@ class DualEmp(Transformer):
         longest = self.config.sampled_context_tokens
         said = self._said(self.back, answered, vectors, longest, greedily=True)
         empty = (response.real.sum(dim=1) == 1).tolist()  # nothing but <eos>
-        padding = self.facts.specials["<pad>"]
+        padding = self.data_info.specials["<pad>"]
         rows = zip(said, empty, strict=True)
         return [None if nothing else row[row != padding].tolist() for row, nothing in rows]
 
@@ -430,13 +430,13 @@ class DualEmp(Transformer):
         return Text(tokens=batch["context"], roles=batch["context_roles"])
 
     def _response(self, batch: Batch) -> Text:
-        specials, response = self.facts.specials, batch["response"]
+        specials, response = self.data_info.specials, batch["response"]
         ended = response == specials["<eos>"]
         return self._text(response.masked_fill(ended, specials["<pad>"])[:, :-1], LISTENER)
 
     def _text(self, words: Tensor, role: str) -> Text:
         """(B, S - 1) words, all of one role, behind `<cls>`."""
-        specials = self.facts.specials
+        specials = self.data_info.specials
         there = words != specials["<pad>"]
         roles = torch.full_like(words, specials[role]).masked_fill(~there, specials["<pad>"])
         first = words.new_full((len(words), 1), specials["<cls>"])
@@ -444,12 +444,12 @@ class DualEmp(Transformer):
 
     def _heard(self, *texts: Text) -> list[Heard]:
         """All word vectors are looked up at once."""
-        specials = self.facts.specials
+        specials = self.data_info.specials
         lookups, all_said = [], []
         for text in texts:
             read = text.tokens
             if self.training and self.config.word_dropout:
-                read = with_unknowns(read, self.config.word_dropout, self.facts)
+                read = with_unknowns(read, self.config.word_dropout, self.data_info)
             said = F.pad(text.tokens[:, 1:], (0, 1), value=specials["<pad>"])
             length = (said != specials["<pad>"]).sum(dim=1, keepdim=True)
             said = said.scatter(1, length, specials["<eos>"])
@@ -568,7 +568,7 @@ class DualEmp(Transformer):
         self, direction: Direction, read: Read, vectors: Tensor, longest: int, *, greedily: bool
     ) -> Tensor:
         """(B, T) words that a direction says, drawn one after another or the likeliest, padded."""
-        specials = self.facts.specials
+        specials = self.data_info.specials
         forbidden = [number for name, number in specials.items() if name != "<eos>"]
         state = self._begun(direction, read, vectors)
         newest = torch.full_like(read.mask[:, 0, 0, 0], specials["<sos>"], dtype=torch.long)

@@ -24,11 +24,11 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
     Choice,
-    Facts,
+    DataInfo,
     Losses,
     Progress,
+    Range,
     SearchSpaces,
     State,
 )
@@ -64,14 +64,14 @@ class DualVae(MultiTransformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **MultiTransformer.search_spaces,
         "loss-weights": {
-            name: Between(low=0.1, high=10.0, scale="loguniform")
+            name: Range(low=0.1, high=10.0, scale="loguniform")
             for name in ("emotion_weight", "divergence_weight", "auto_encoding_weight")
         },
         "schedule": {"annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000))},
     }
 
-    def __init__(self, config: DualVaeConfig, facts: Facts):
-        super().__init__(config, facts)
+    def __init__(self, config: DualVaeConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
         width = config.width
         shape = (width, config.num_layers, config.num_heads, config.key_depth)
         self.prior = Gaussian(width, width)  # p(z | c)

@@ -12,8 +12,8 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
+    DataInfo,
     DialogueVariant,
-    Facts,
     Losses,
     Progress,
     Stage,
@@ -39,11 +39,11 @@ class Dummy(DialogueVariant):
     presets: ClassVar = {"tiny": {}, "small": {}, "paper": {}}
     zero_3 = True
 
-    def __init__(self, config: DummyConfig, facts: Facts):
-        super().__init__(config, facts)
-        self.words = nn.Embedding(facts.num_tokens, config.width, padding_idx=0)
-        self.output = nn.Linear(config.width, facts.num_tokens)
-        self.emotions = nn.Linear(config.width, len(facts.emotions))
+    def __init__(self, config: DummyConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
+        self.words = nn.Embedding(data_info.num_tokens, config.width, padding_idx=0)
+        self.output = nn.Linear(config.width, data_info.num_tokens)
+        self.emotions = nn.Linear(config.width, len(data_info.emotions))
 
     def stages(self) -> list[Stage]:
         """One stage, one player."""
@@ -66,11 +66,11 @@ class Dummy(DialogueVariant):
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T)."""
         response = batch["response"]
-        start = response.new_full((len(response), 1), self.facts.specials["<sos>"])
+        start = response.new_full((len(response), 1), self.data_info.specials["<sos>"])
         given = torch.cat([start, response[:, :-1]], dim=1)
         logits = self.output(self.words(given) + self._mean(batch)[:, None])
         chosen = logits.log_softmax(dim=-1).gather(2, response[..., None]).squeeze(2)
-        return chosen.masked_fill(response == self.facts.specials["<pad>"], 0.0)
+        return chosen.masked_fill(response == self.data_info.specials["<pad>"], 0.0)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """The emotion."""
@@ -86,6 +86,6 @@ class Dummy(DialogueVariant):
         return logits, state
 
     def _mean(self, batch: Batch) -> Tensor:
-        real = (batch["context"] != self.facts.specials["<pad>"]).sum(dim=1, keepdim=True)
+        real = (batch["context"] != self.data_info.specials["<pad>"]).sum(dim=1, keepdim=True)
         mean: Tensor = self.words(batch["context"]).sum(dim=1) / real
         return mean

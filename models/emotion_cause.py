@@ -39,13 +39,13 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
     Choice,
+    DataInfo,
+    DataRequirements,
     Explanation,
-    Facts,
     Losses,
-    Needs,
     Progress,
+    Range,
     SearchSpaces,
     Stage,
     State,
@@ -125,15 +125,15 @@ class Reasoned:
 class Reasoner(nn.Module):
     """One layer, one head, no positions; words of its own."""
 
-    def __init__(self, config: EmotionCauseConfig, facts: Facts):
+    def __init__(self, config: EmotionCauseConfig, data_info: DataInfo):
         super().__init__()
         width = config.width
-        self.embedding = WordEmbedding(facts.num_tokens, width, vectors=facts.word_vectors)
+        self.embedding = WordEmbedding(data_info.num_tokens, width, vectors=data_info.word_vectors)
         self.encoder = Encoder(width, 1, 1, width, width, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
-        self.emotion = nn.Linear(width, len(facts.emotions))
+        self.emotion = nn.Linear(width, len(data_info.emotions))
         self.cause = None if config.gated_by == "nothing" else nn.Linear(width, 2)
-        self.padding = facts.specials["<pad>"]
+        self.padding = data_info.specials["<pad>"]
 
     def forward(self, context: Tensor, roles: Tensor) -> Reasoned:
         """Each (B, S)."""
@@ -218,7 +218,7 @@ class EmotionCause(Transformer):
     system = "Emotion cause"
     paper = "Gao et al. 2021"
     Config = EmotionCauseConfig
-    needs = Needs(
+    requirements = DataRequirements(
         separators=True, columns=("context", "context_roles", "response", "emotion", CAUSES)
     )
     presets: ClassVar = {
@@ -247,28 +247,28 @@ class EmotionCause(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            name: Between(low=0.1, high=10.0, scale="loguniform")
+            name: Range(low=0.1, high=10.0, scale="loguniform")
             for name in ("emotion_weight", "cause_weight", "response_weight")
         },
         "gating": {
             "gate": Choice(values=("soft", "hard")),
             "gated_layers": Choice(values=("all", "first", "last")),
-            "gate_temperature": Between(low=0.2, high=5.0, scale="loguniform"),
-            "final_gate_temperature": Between(low=0.2, high=5.0, scale="loguniform"),
+            "gate_temperature": Range(low=0.2, high=5.0, scale="loguniform"),
+            "final_gate_temperature": Range(low=0.2, high=5.0, scale="loguniform"),
         },
         "thresholds": {
-            "hard_threshold": Between(low=0.2, high=0.8),
-            "lexicon_threshold": Between(low=0.4, high=1.2),
-            "cause_threshold": Between(low=0.2, high=0.8),
+            "hard_threshold": Range(low=0.2, high=0.8),
+            "lexicon_threshold": Range(low=0.4, high=1.2),
+            "cause_threshold": Range(low=0.2, high=0.8),
         },
     }
     intensity: Tensor
 
-    def __init__(self, config: EmotionCauseConfig, facts: Facts):
-        super().__init__(config, facts)
-        self.reasoner = Reasoner(config, facts)
+    def __init__(self, config: EmotionCauseConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
+        self.reasoner = Reasoner(config, data_info)
         if config.emotion:
-            self.emotions = nn.Embedding(len(facts.emotions), config.width)
+            self.emotions = nn.Embedding(len(data_info.emotions), config.width)
             nn.init.normal_(self.emotions.weight, std=config.width**-0.5)
         for number in self._gated_layers():
             self.decoder.layers[number] = GatedDecoderLayer(
@@ -276,19 +276,21 @@ class EmotionCause(Transformer):
                 config.dropout,
             )  # fmt: skip
         if config.gated_by == "lexicon":
-            assert facts.intensity is not None, "intensity is asked for in `needs_with`"
-            self.register_buffer("intensity", facts.intensity, persistent=False)
+            assert data_info.intensity is not None, "intensity is asked for in `needs_with`"
+            self.register_buffer("intensity", data_info.intensity, persistent=False)
 
     @classmethod
-    def needs_with(cls, config: EmotionCauseConfig) -> Needs:
+    def requirements_for(cls, config: EmotionCauseConfig) -> DataRequirements:
         """Marks of causes where it learns from them, intensities where from those."""
         if config.gated_by == "cause":
-            return cls.needs
-        columns = tuple(name for name in cls.needs.columns if name != CAUSES)
-        return replace(cls.needs, columns=columns, intensity=config.gated_by == "lexicon")
+            return cls.requirements
+        columns = tuple(name for name in cls.requirements.columns if name != CAUSES)
+        return replace(cls.requirements, columns=columns, intensity=config.gated_by == "lexicon")
 
     @classmethod
-    def no_part_in(cls, config: EmotionCauseConfig) -> Mapping[str, tuple[str, ...]]:
+    def stage_independent_settings(
+        cls, config: EmotionCauseConfig
+    ) -> Mapping[str, tuple[str, ...]]:
         """The reasoner learns before anything is said or gated."""
         gates = ("gate", "gate_temperature", "final_gate_temperature", "hard_threshold")
         return {"reasoner": (*gates, "response_weight", "label_smoothing")}
@@ -356,7 +358,7 @@ class EmotionCause(Transformer):
     def embedded(self, batch: Batch, progress: Progress = LAST) -> Felt:
         """What the encoder and the decoder are given, the predicted emotion at every place."""
         context, roles = self.context(batch)
-        response, padding = batch["response"], self.facts.specials["<pad>"]
+        response, padding = batch["response"], self.data_info.specials["<pad>"]
         reasoned = self._reasoned(batch, context)
         emotion = self._emotion(reasoned)
         words, speakers, given = self.embedding(context, roles, self.given(response))
@@ -382,7 +384,7 @@ class EmotionCause(Transformer):
         causes, gates = words.reasoned.causes, words.gates
         if causes is None or gates is None:
             return explanations
-        there = is_word(batch["context"], self.facts)
+        there = is_word(batch["context"], self.data_info)
         shown = {self.config.gated_by: causes.softmax(dim=-1)[..., 1], "gate": gates}
         return [
             replace(
@@ -453,7 +455,7 @@ class EmotionCause(Transformer):
             marks = (self.intensity[context] > self.config.lexicon_threshold).long()
         else:
             marks = batch[CAUSES]
-        return marks.masked_fill(context == self.facts.specials["<pad>"], UNKNOWN)
+        return marks.masked_fill(context == self.data_info.specials["<pad>"], UNKNOWN)
 
     def _gated_layers(self) -> range:
         """The numbers of the decoder's layers that attend through gates."""

@@ -41,13 +41,13 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
     Choice,
+    DataInfo,
+    DataRequirements,
     Explanation,
-    Facts,
     Losses,
-    Needs,
     Progress,
+    Range,
     SearchSpaces,
     Stage,
     State,
@@ -127,7 +127,7 @@ class Empdg(Transformer):
     system = "EmpDG"
     paper = "Li et al. 2020"
     Config = EmpdgConfig
-    needs = Needs(
+    requirements = DataRequirements(
         columns=("context", "context_roles", "response", "emotion", "next_turn", "emotion_words"),
         streams=(PAIRED, FOLLOWED),
     )
@@ -142,39 +142,41 @@ class Empdg(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            "emotion_weight": Between(low=0.1, high=10.0, scale="loguniform"),
-            "response_weight": Between(low=0.1, high=10.0, scale="loguniform"),
-            "adversarial_weight": Between(low=0.001, high=1.0, scale="loguniform"),
-            "penalty_weight": Between(low=0.01, high=10.0, scale="loguniform"),
+            "emotion_weight": Range(low=0.1, high=10.0, scale="loguniform"),
+            "response_weight": Range(low=0.1, high=10.0, scale="loguniform"),
+            "adversarial_weight": Range(low=0.001, high=1.0, scale="loguniform"),
+            "penalty_weight": Range(low=0.01, high=10.0, scale="loguniform"),
         },
         "schedule": {
             "critic_steps": Choice(values=(1, 2, 5)),
             "generator_steps": Choice(values=(1, 2, 5)),
-            "gumbel_temperature": Between(low=0.1, high=2.0),
+            "gumbel_temperature": Range(low=0.1, high=2.0),
         },
     }
     marked: Tensor
 
-    def __init__(self, config: EmpdgConfig, facts: Facts):
-        super().__init__(config, facts)
+    def __init__(self, config: EmpdgConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
         width, dimension = config.width, self.embedding.table.weight.shape[1]
         contexts = 2 if config.multiresolution else 1
-        self.classifier = nn.Linear(contexts * width, len(facts.emotions), bias=False)  # W_e
-        self.signal = nn.Linear(len(facts.emotions), width)
+        self.classifier = nn.Linear(contexts * width, len(data_info.emotions), bias=False)  # W_e
+        self.signal = nn.Linear(len(data_info.emotions), width)
         if config.multiresolution:
             self.emotional_encoder = Encoder(
                 width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
                 config.dropout,
             )  # fmt: skip
-            assert facts.emotion_words is not None, "emotion words are asked for in `needs`"
-            self.register_buffer("marked", facts.emotion_words, persistent=False)
+            assert data_info.emotion_words is not None, (
+                "emotion words are asked for in `requirements`"
+            )
+            self.register_buffer("marked", data_info.emotion_words, persistent=False)
         if config.discriminators:
             self.critics = nn.ModuleDict({SEMANTIC: Critic(dimension, width)})
             if config.multiresolution:
                 self.critics[EMOTIONAL] = Critic(dimension, width)
 
     @classmethod
-    def no_part_in(cls, config: EmpdgConfig) -> Mapping[str, tuple[str, ...]]:
+    def stage_independent_settings(cls, config: EmpdgConfig) -> Mapping[str, tuple[str, ...]]:
         """Critics come after likelihood, and are listened to last."""
         if not config.discriminators:
             return {}
@@ -292,8 +294,8 @@ class Empdg(Transformer):
         context, roles = self.context(batch)
         found = batch["emotion_words"]
         if self.training and self.config.word_dropout:
-            found = with_unknowns(found, self.config.word_dropout, self.facts)
-        response, padding = batch["response"], self.facts.specials["<pad>"]
+            found = with_unknowns(found, self.config.word_dropout, self.data_info)
+        response, padding = batch["response"], self.data_info.specials["<pad>"]
         if not self.config.multiresolution:
             found = found[:, :0]
         words, speakers, given, felt = self.embedding(context, roles, self.given(response), found)
@@ -350,7 +352,7 @@ class Empdg(Transformer):
             # What is said of <cls> and <lab> is of no word.
             attention = {name: part[:, is_][:, 1:].tolist() for name, (part, is_) in parts.items()}
             given = {name: values[row].item() for name, values in scores.items()}
-            known = bool((batch["next_turn"][row] != self.facts.specials["<pad>"]).any())
+            known = bool((batch["next_turn"][row] != self.data_info.specials["<pad>"]).any())
             explanations.append(
                 replace(explanation, attention=attention, scores=given if known else None)
             )
@@ -361,7 +363,7 @@ class Empdg(Transformer):
         if not self.config.discriminators or not batch["next_turn"].shape[1]:
             return {}
         response = batch["response"]
-        real = response != self.facts.specials["<pad>"]
+        real = response != self.data_info.specials["<pad>"]
         drawn = response[real]
         vectors = self._word_vectors()[drawn]
         return {
@@ -419,7 +421,7 @@ class Empdg(Transformer):
 
     def _behind_label(self, words: Tensor, chosen: Tensor) -> Spoken:
         """The chosen words (B, T, dimension), moved together behind `<lab>`."""
-        label = self._word_vectors()[self.facts.specials["<lab>"]].expand(len(words), 1, -1)
+        label = self._word_vectors()[self.data_info.specials["<lab>"]].expand(len(words), 1, -1)
         words = torch.cat([label, words], dim=1)
         chosen = nn.functional.pad(chosen, (1, 0), value=True)
         counts = chosen.sum(dim=1, keepdim=True)
@@ -432,7 +434,7 @@ class Empdg(Transformer):
         return self._spoken(batch["response" if critic == SEMANTIC else "response_emotion_words"])
 
     def _spoken(self, tokens: Tensor) -> Spoken:
-        real = tokens != self.facts.specials["<pad>"]
+        real = tokens != self.data_info.specials["<pad>"]
         return Spoken(words=self._word_vectors()[tokens] * real[..., None], real=real)
 
     def _critics(

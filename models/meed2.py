@@ -25,13 +25,13 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
     Choice,
+    DataInfo,
+    DataRequirements,
     Explanation,
-    Facts,
     Losses,
-    Needs,
     Progress,
+    Range,
     SearchSpaces,
     Stage,
     State,
@@ -107,15 +107,15 @@ class LabelReader(nn.Module):
 class Predictor(nn.Module):
     """A reader of labels with an encoder and tables of its own."""
 
-    def __init__(self, config: Meed2Config, facts: Facts):
+    def __init__(self, config: Meed2Config, data_info: DataInfo):
         super().__init__()
-        self.embedding = WordEmbedding(facts.num_tokens, config.width)
+        self.embedding = WordEmbedding(data_info.num_tokens, config.width)
         self.labels = label_table(config.width)
         self.positions = Positions(config.width)
         self.encoder = Encoder(*_shape(config), nn.GELU)
         self.reader = LabelReader(config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.padding = facts.specials["<pad>"]
+        self.padding = data_info.specials["<pad>"]
 
     def forward(self, context: Tensor, roles: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S) each -> logits (B, labels), weights (B, S)."""
@@ -141,7 +141,9 @@ class Meed2(Transformer):
     system = "MEED2"
     paper = "Xie and Pu 2021"
     Config = Meed2Config
-    needs = Needs(tokenizer="subwords", separators=True, columns=(*COLUMNS, *LABEL_COLUMNS))
+    requirements = DataRequirements(
+        tokenizer="subwords", separators=True, columns=(*COLUMNS, *LABEL_COLUMNS)
+    )
     presets: ClassVar = {
         "tiny": {
             "width": 32, "num_layers": 1, "num_heads": 2, "key_depth": 32, "filter_width": 64,
@@ -164,26 +166,26 @@ class Meed2(Transformer):
     }
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
-        "loss-weights": {"label_weight": Between(low=0.1, high=10.0, scale="loguniform")},
-        "schedule": {"predictor_rate": Between(low=0.1, high=3.0, scale="loguniform")},
-        "gating": {"label_strength": Between(low=0.25, high=4.0, scale="loguniform")},
+        "loss-weights": {"label_weight": Range(low=0.1, high=10.0, scale="loguniform")},
+        "schedule": {"predictor_rate": Range(low=0.1, high=3.0, scale="loguniform")},
+        "gating": {"label_strength": Range(low=0.25, high=4.0, scale="loguniform")},
         "thresholds": {"emotionality_threshold": Choice(values=(0.0, 0.25, 0.5, 0.75))},
     }
     controls: ClassVar = {"label": (PREDICTED, *LABELS)}
 
-    def __init__(self, config: Meed2Config, facts: Facts):
-        super().__init__(config, facts)
+    def __init__(self, config: Meed2Config, data_info: DataInfo):
+        super().__init__(config, data_info)
         self.encoder = Encoder(*_shape(config), nn.GELU)
         self.decoder = Decoder(*_shape(config), activation=nn.GELU)
         if not config.labels:
             return
         self.labels = label_table(config.width)
-        self.predictor = LabelReader(config.width) if config.joint else Predictor(config, facts)
+        self.predictor = LabelReader(config.width) if config.joint else Predictor(config, data_info)
 
     @classmethod
-    def needs_with(cls, config: Meed2Config) -> Needs:
+    def requirements_for(cls, config: Meed2Config) -> DataRequirements:
         """Without labels it needs none."""
-        return cls.needs if config.labels else replace(cls.needs, columns=COLUMNS)
+        return cls.requirements if config.labels else replace(cls.requirements, columns=COLUMNS)
 
     @classmethod
     def controls_with(cls, config: Meed2Config) -> Mapping[str, Sequence[str]]:
@@ -191,7 +193,7 @@ class Meed2(Transformer):
         return cls.controls if config.labels else {}
 
     @classmethod
-    def no_part_in(cls, config: Meed2Config) -> Mapping[str, tuple[str, ...]]:
+    def stage_independent_settings(cls, config: Meed2Config) -> Mapping[str, tuple[str, ...]]:
         """The predictor says nothing."""
         apart = config.labels and not config.joint
         return {"predictor": ("label_strength", "label_smoothing")} if apart else {}
@@ -245,7 +247,7 @@ class Meed2(Transformer):
         """(B, T), the predicted label being told."""
         return self._log_likelihood(batch, true_label=False)
 
-    def told_log_likelihood(self, batch: Batch) -> Tensor:
+    def oracle_log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T), the true label being told."""
         return self._log_likelihood(batch, true_label=self.config.labels)
 
@@ -306,7 +308,7 @@ class Meed2(Transformer):
         source = self.read(self.embedded(batch)) if self.config.joint else None
         logits, weights = self._read_label(batch, source)
         shares = logits.softmax(dim=-1).tolist()
-        there, labels = is_word(batch["context"], self.facts), batch["context_labels"]
+        there, labels = is_word(batch["context"], self.data_info), batch["context_labels"]
         names = ("", *LABELS, "")
         return [
             replace(
@@ -324,7 +326,7 @@ class Meed2(Transformer):
         context = batch["context"]
         found: tuple[Tensor, Tensor]
         if source is not None:
-            mask = (context != self.facts.specials["<pad>"])[:, None, None, :]
+            mask = (context != self.data_info.specials["<pad>"])[:, None, None, :]
             found = self.predictor(source, mask)
         else:
             found = self.predictor(context, batch["context_roles"], batch["context_labels"])

@@ -37,12 +37,12 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
     Choice,
+    DataInfo,
     Explanation,
-    Facts,
     Losses,
     Progress,
+    Range,
     SearchSpaces,
     State,
 )
@@ -174,16 +174,16 @@ class Mime(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            name: Between(low=0.1, high=10.0, scale="loguniform")
+            name: Range(low=0.1, high=10.0, scale="loguniform")
             for name in ("classification_weight", "elbo_weight", "response_weight")
         },
         "gating": {"gate": Choice(values=("each", "pair", "open"))},
         "thresholds": {
-            "positive_threshold": Between(low=0.2, high=0.8),
+            "positive_threshold": Range(low=0.2, high=0.8),
             "moved": Choice(values=("", "surprised", "anticipating", "surprised,anticipating")),
         },
         "schedule": {
-            "sampling_temperature": Between(low=0.1, high=2.0),
+            "sampling_temperature": Range(low=0.1, high=2.0),
             "annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000)),
         },
     }
@@ -195,12 +195,12 @@ class Mime(Transformer):
     likened: Tensor
     targets: Tensor
 
-    def __init__(self, config: MimeConfig, facts: Facts):
-        super().__init__(config, facts)
+    def __init__(self, config: MimeConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
         width = config.width
-        self.groups = groups_of(config, facts.emotions)
+        self.groups = groups_of(config, data_info.emotions)
         """By name, the numbers of a group's emotions."""
-        members = torch.zeros(len(self.groups), len(facts.emotions), dtype=torch.bool)
+        members = torch.zeros(len(self.groups), len(data_info.emotions), dtype=torch.bool)
         for number, numbers in enumerate(self.groups.values()):
             members[number, numbers] = True
         self.register_buffer("members", members, persistent=False)  # (groups, emotions)
@@ -210,18 +210,22 @@ class Mime(Transformer):
         # dozen small operations cost more than the arithmetic in them.
         own = F.pad(members.t(), (0, 0, 0, 1))
         average = members / members.sum(dim=1, keepdim=True)
-        itself = F.pad(torch.eye(len(facts.emotions)), (0, 0, 0, 1))
+        itself = F.pad(torch.eye(len(data_info.emotions)), (0, 0, 0, 1))
         likened = torch.where(own[..., None], itself[:, None], average)
         targets = torch.arange(len(own))[:, None].where(own, NO_TARGET)
         self.register_buffer("likened", likened, persistent=False)
         self.register_buffer("targets", targets, persistent=False)
-        self.emotions = nn.Embedding(len(facts.emotions), width)  # E_E, of classifier and decoder
+        self.emotions = nn.Embedding(
+            len(data_info.emotions), width
+        )  # E_E, of classifier and decoder
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
         self.likeness = nn.Linear(width, width, bias=False)  # W_E
         self.prior = Latent(width, width, len(self.groups), spread=config.stochasticity)
         if config.stochasticity:
             self.posterior = Latent(2 * width, width, len(self.groups), spread=True)
-        self.choose = nn.Linear(width, len(facts.emotions))  # each group's, an emotion being of one
+        self.choose = nn.Linear(
+            width, len(data_info.emotions)
+        )  # each group's, an emotion being of one
         self.tell = nn.Linear(2 * width, width)  # of a word and an emotion, as the encoder reads it
         self.refine = Encoder(
             width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
@@ -431,7 +435,7 @@ class Mime(Transformer):
         ]
 
     def _names(self, group: str) -> list[str]:
-        return [self.facts.emotions[number] for number in self.groups[group]]
+        return [self.data_info.emotions[number] for number in self.groups[group]]
 
 
 def groups_of(config: MimeConfig, emotions: Sequence[str]) -> dict[str, list[int]]:

@@ -28,12 +28,12 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
     Choice,
+    DataInfo,
     Explanation,
-    Facts,
     Losses,
     Progress,
+    Range,
     SearchSpaces,
     State,
 )
@@ -193,15 +193,15 @@ class Moel(MultiTransformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **MultiTransformer.search_spaces,
         "thresholds": {"top_k": Choice(values=(1, 2, 3, 5, 10, 0))},
-        "schedule": {"true_emotion_decay": Between(low=100.0, high=30_000.0, scale="loguniform")},
+        "schedule": {"true_emotion_decay": Range(low=100.0, high=30_000.0, scale="loguniform")},
     }
 
-    def __init__(self, config: MoelConfig, facts: Facts):
-        super().__init__(config, facts)
+    def __init__(self, config: MoelConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
         shape = (config.width, config.num_heads, config.key_depth, config.filter_width)
-        self.classifier = nn.Linear(config.width, len(facts.emotions), bias=False)  # the keys
+        self.classifier = nn.Linear(config.width, len(data_info.emotions), bias=False)  # the keys
         self.shared = DecoderLayer(*shape, config.dropout)
-        self.listeners = Listeners(len(facts.emotions), config)
+        self.listeners = Listeners(len(data_info.emotions), config)
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Both from one reading of the context."""
@@ -305,7 +305,7 @@ class Moel(MultiTransformer):
         looks = self.decoder.looks(self._said(words, source, heard), source, words.mask)
         counted = words.real[:, :, None]
         attention = (looks * counted).sum(dim=1) / counted.sum(dim=1)  # (B, S)
-        shares = [dict(zip(self.facts.emotions, row, strict=True)) for row in heard.tolist()]
+        shares = [dict(zip(self.data_info.emotions, row, strict=True)) for row in heard.tolist()]
         return [
             replace(
                 explanation,

@@ -21,10 +21,10 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
-    Facts,
+    DataInfo,
     Losses,
     Progress,
+    Range,
     SearchSpaces,
     Stage,
     Update,
@@ -82,12 +82,12 @@ class MultiTransformer(Transformer):
     }
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
-        "loss-weights": {"emotion_weight": Between(low=0.1, high=10.0, scale="loguniform")},
+        "loss-weights": {"emotion_weight": Range(low=0.1, high=10.0, scale="loguniform")},
     }
 
-    def __init__(self, config: MultitaskConfig, facts: Facts):
-        super().__init__(config, facts)
-        self.classifier = nn.Linear(config.width, len(facts.emotions))
+    def __init__(self, config: MultitaskConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
+        self.classifier = nn.Linear(config.width, len(data_info.emotions))
 
     def loss_weights(self) -> dict[str, float]:
         """Response and emotion."""
@@ -112,15 +112,17 @@ class MultiTransformer(Transformer):
 class EmotionReader(nn.Module):
     """An encoder whose `<cls>` state tells the emotion."""
 
-    def __init__(self, config: TransformerConfig, facts: Facts):
+    def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__()
         shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
-        self.embedding = WordEmbedding(facts.num_tokens, config.width, vectors=facts.word_vectors)
+        self.embedding = WordEmbedding(
+            data_info.num_tokens, config.width, vectors=data_info.word_vectors
+        )
         self.positions = Positions(config.width)
         self.encoder = Encoder(*shape, config.filter_width, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
-        self.labels = nn.Linear(config.width, len(facts.emotions))
-        self.padding = facts.specials["<pad>"]
+        self.labels = nn.Linear(config.width, len(data_info.emotions))
+        self.padding = data_info.specials["<pad>"]
 
     def forward(self, context: Tensor, roles: Tensor) -> Tensor:
         """(B, S) -> (B, emotions) logits."""
@@ -138,13 +140,15 @@ class EmoPrepend(Transformer):
     paper = "Rashkin et al. 2019"
     emotion_tokens: Tensor
 
-    def __init__(self, config: TransformerConfig, facts: Facts):
-        super().__init__(config, facts)
-        self.reader = EmotionReader(config, facts)
-        self.register_buffer("emotion_tokens", torch.tensor(facts.emotion_tokens), persistent=False)
+    def __init__(self, config: TransformerConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
+        self.reader = EmotionReader(config, data_info)
+        self.register_buffer(
+            "emotion_tokens", torch.tensor(data_info.emotion_tokens), persistent=False
+        )
 
     @classmethod
-    def no_part_in(cls, config: TransformerConfig) -> Mapping[str, tuple[str, ...]]:
+    def stage_independent_settings(cls, config: TransformerConfig) -> Mapping[str, tuple[str, ...]]:
         """The classifier says nothing."""
         return {"classifier": ("label_smoothing",)}
 

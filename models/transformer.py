@@ -20,12 +20,12 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
-    Between,
     Choice,
+    DataInfo,
     DialogueVariant,
-    Facts,
     Losses,
     Progress,
+    Range,
     SearchSpaces,
     Stage,
     State,
@@ -59,16 +59,16 @@ class TransformerConfig:
     """Share of the target's probability spread over all words."""
 
 
-def with_unknowns(tokens: Tensor, share: float, facts: Facts) -> Tensor:
+def with_unknowns(tokens: Tensor, share: float, data_info: DataInfo) -> Tensor:
     """The tokens with a share of the words, drawn at random, replaced by `<unk>`."""
-    words = tokens >= len(facts.specials)  # the special tokens come first
+    words = tokens >= len(data_info.specials)  # the special tokens come first
     drawn = torch.rand(tokens.shape, device=tokens.device) < share
-    return tokens.masked_fill(words & drawn, facts.specials["<unk>"])
+    return tokens.masked_fill(words & drawn, data_info.specials["<unk>"])
 
 
-def is_word(tokens: Tensor, facts: Facts) -> Tensor:
+def is_word(tokens: Tensor, data_info: DataInfo) -> Tensor:
     """Where a token is a word that is shown: no special one but `<unk>`."""
-    return (tokens >= len(facts.specials)) | (tokens == facts.specials["<unk>"])
+    return (tokens >= len(data_info.specials)) | (tokens == data_info.specials["<unk>"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,16 +121,18 @@ class Transformer(DialogueVariant):
         "architecture": {
             "num_layers": Choice(values=(1, 2, 4)),
             "tied": Choice(values=(False, True)),
-            "dropout": Between(low=0.0, high=0.4),
-            "word_dropout": Between(low=0.0, high=0.4),
+            "dropout": Range(low=0.0, high=0.4),
+            "word_dropout": Range(low=0.0, high=0.4),
         },
-        "loss": {"label_smoothing": Between(low=0.0, high=0.2)},
+        "loss": {"label_smoothing": Range(low=0.0, high=0.2)},
     }
 
-    def __init__(self, config: TransformerConfig, facts: Facts):
-        super().__init__(config, facts)
+    def __init__(self, config: TransformerConfig, data_info: DataInfo):
+        super().__init__(config, data_info)
         shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
-        self.embedding = WordEmbedding(facts.num_tokens, config.width, vectors=facts.word_vectors)
+        self.embedding = WordEmbedding(
+            data_info.num_tokens, config.width, vectors=data_info.word_vectors
+        )
         self.positions = Positions(config.width)
         self.encoder = Encoder(*shape, config.filter_width, config.dropout)
         self.decoder = Decoder(*shape, config.filter_width, config.dropout)
@@ -183,7 +185,7 @@ class Transformer(DialogueVariant):
         context, roles = self.context(batch)
         response = batch["response"]
         words, speakers, given = self.embedding(context, roles, self.given(response))
-        padding = self.facts.specials["<pad>"]
+        padding = self.data_info.specials["<pad>"]
         return Embedded(
             context=self.dropout(words + speakers + self.positions(context.shape[1])),
             mask=(context != padding)[:, None, None, :],
@@ -195,12 +197,12 @@ class Transformer(DialogueVariant):
         """The tokens (B, S) that the encoder reads, and their roles."""
         context = batch["context"]
         if self.training and self.config.word_dropout:
-            context = with_unknowns(context, self.config.word_dropout, self.facts)
+            context = with_unknowns(context, self.config.word_dropout, self.data_info)
         return context, batch["context_roles"]
 
     def given(self, response: Tensor) -> Tensor:
         """(B, T) what the decoder is given to predict the response: `<sos>` and all but its end."""
-        start = response.new_full((len(response), 1), self.facts.specials["<sos>"])
+        start = response.new_full((len(response), 1), self.data_info.specials["<sos>"])
         return torch.cat([start, response], dim=1)[:, : response.shape[1]]
 
     def placed(self, tokens: Tensor, place: int) -> Tensor:

@@ -106,10 +106,10 @@ def batch(columns):
 
 @pytest.fixture(scope="session")
 def build(vocabulary, tiny_encoder):
-    def make(name, preset="tiny", **changes):
-        if setting := find_variant(name)[0].needs.encoder:
-            changes = {setting: str(tiny_encoder), **changes}
-        config = settings.configure(name, preset, changes)[0]
+    def make(name, preset="tiny", **overrides):
+        if setting := find_variant(name)[0].requirements.encoder:
+            overrides = {setting: str(tiny_encoder), **overrides}
+        config = settings.configure(name, preset, overrides)[0]
         return build_model(name, config, vocabulary, EMOTIONS, lexicon=bundled.lexicon())
 
     return make

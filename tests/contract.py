@@ -165,7 +165,7 @@ def check_truth_is_not_used(variant, batch):
     variant.eval()
     other = {
         **batch.tensors,
-        "emotion": (batch["emotion"] + 1) % len(variant.facts.emotions),
+        "emotion": (batch["emotion"] + 1) % len(variant.data_info.emotions),
         "response_label": (batch["response_label"] + 1) % len(LABELS),
     }
     changed = dataclasses.replace(batch, tensors=other)
@@ -189,7 +189,7 @@ def check_steps_equal_all_at_once(variant, batch):
     response = batch["response"]
     state = variant.encode(batch)
     rows = torch.arange(len(response))
-    newest = response.new_full((len(response),), variant.facts.specials["<sos>"])
+    newest = response.new_full((len(response),), variant.data_info.specials["<sos>"])
     stepwise = torch.zeros(response.shape)
     for place in range(response.shape[1]):
         logits, state = variant.next_logits(newest, state)

@@ -1,11 +1,11 @@
 """Sweeps for tests, written to their folders."""
 
-from attune.models.base import Between, Choice
+from attune.models.base import Choice, Range
 from attune.platform.runs.record import read_run
 from attune.platform.tuning import spaces, sweep
 
 SPACE = {
-    "learning_rate": Between(low=1e-4, high=1e-2, scale="loguniform"),
+    "learning_rate": Range(low=1e-4, high=1e-2, scale="loguniform"),
     "batch_size": Choice(values=(16, 32)),
 }
 
@@ -32,6 +32,6 @@ def asked(found):
     return drawn
 
 
-def amend(folder, **changes):
+def amend(folder, **overrides):
     """What a sweep's tracker does at once: it changes what a run's folder says."""
-    return read_run(folder).changed(**changes)
+    return read_run(folder).update(**overrides)

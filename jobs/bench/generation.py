@@ -120,7 +120,7 @@ def _distributions(
 ) -> Tensor:
     """(N, V) log-probabilities of what comes after N prefixes, by decoding all of them again."""
     [words] = variant.embedding(
-        torch.tensor([[variant.facts.specials["<sos>"], *prefix] for prefix in said])
+        torch.tensor([[variant.data_info.specials["<sos>"], *prefix] for prefix in said])
     )
     embedded = words + variant.positions(words.shape[1])
     hidden = variant.decoder(embedded, source.expand(len(said), -1, -1), mask)
@@ -128,7 +128,7 @@ def _distributions(
     logits = F.linear(output.reduce(hidden), output.weight, output.bias)
     everywhere = logits.log_softmax(dim=-1)  # (N, T, V)
     last = everywhere[:, -1]
-    last[:, [n for name, n in variant.facts.specials.items() if name != "<eos>"]] = NEVER
+    last[:, [n for name, n in variant.data_info.specials.items() if name != "<eos>"]] = NEVER
     return last
 
 
@@ -141,7 +141,7 @@ def _greedy(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decodi
 
 def _beams(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
     """The search of `models/decoding.py`, in lists."""
-    end = variant.facts.specials["<eos>"]
+    end = variant.data_info.specials["<eos>"]
     going: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
     for _ in range(decoding.max_tokens):
@@ -164,5 +164,5 @@ def _beams(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decodin
 
 
 def _until_the_end(variant: Transformer, said: list[int]) -> list[int]:
-    end = variant.facts.specials["<eos>"]
+    end = variant.data_info.specials["<eos>"]
     return said[: said.index(end)] if end in said else said

@@ -340,7 +340,7 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class PositionedBatch:
     """A batch, and where to go on after it."""
 
     batch: Batch
@@ -392,10 +392,10 @@ class Stream:
         self.prefetch = prefetch
         self.plan = functools.lru_cache(2)(self._plan)
 
-    def batches(self, start: Position = Position()) -> Iterator[Loaded]:  # noqa: B008
+    def batches(self, start: Position = Position()) -> Iterator[PositionedBatch]:  # noqa: B008
         """The batches from `start` on, for ever; made ahead in a thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-            ahead: deque[Future[Loaded]] = deque()
+            ahead: deque[Future[PositionedBatch]] = deque()
             try:
                 for rows, following in self._planned(start):
                     ahead.append(thread.submit(self._load, rows, following))
@@ -429,7 +429,7 @@ class Stream:
             yield plan[-1], Position(epoch=here.epoch + 1)
             here = Position(epoch=here.epoch + 1)
 
-    def _load(self, rows: Numbers, following: Position) -> Loaded:
+    def _load(self, rows: Numbers, following: Position) -> PositionedBatch:
         mine = rows[self.rank :: self.world_size]
         tensors = {
             name: column.padded(mine)
@@ -443,7 +443,7 @@ class Stream:
             samples=len(rows) / self.world_size,
             tokens=tokens / self.world_size,
         )
-        return Loaded(batch=batch, following=following)
+        return PositionedBatch(batch=batch, following=following)
 
     def _plan(self, epoch: int) -> list[Numbers]:
         """The global batches of an epoch, as row numbers."""

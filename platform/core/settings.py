@@ -24,11 +24,11 @@ def find_variant(name: str) -> tuple[type[Variant], Mapping[str, Any]]:
     return known[name]
 
 
-def apply_overrides(config: Any, changes: Mapping[str, Any]) -> Any:
+def apply_overrides(config: Any, overrides: Mapping[str, Any]) -> Any:
     """A dataclass with some fields changed; text is turned into the field's type."""
     hints = typing.get_type_hints(type(config))
     values = {}
-    for key, value in changes.items():
+    for key, value in overrides.items():
         if key not in hints:
             raise UsageError(unknown_choice("setting", key, hints))
         values[key] = _parse_value(key, value, hints[key])

@@ -52,7 +52,7 @@ def classify_texts(
     predict = variant.predict if kind == "context" else variant.predict_response
     columns = model.columns(samples)
     read = {name: columns[name] for name in (kind, f"{kind}_subwords", "index")}
-    found = np.empty((samples.height, len(variant.facts.emotions)))
+    found = np.empty((samples.height, len(variant.data_info.emotions)))
     for batch in Stream(read, size=TOKENS_AT_A_TIME, by="tokens", shuffle=False).epoch():
         found[batch["index"].numpy()] = predict(batch)["emotion"].numpy()
         progress(len(batch))
@@ -77,7 +77,7 @@ def fit_temperatures(run: Run) -> Temperatures:
         return found
     model = load_model(run.model)
     variant = require_classifier(model)
-    samples, truth = with_known_emotion(_read_valid(run, variant), variant.facts.emotions)
+    samples, truth = with_known_emotion(_read_valid(run, variant), variant.data_info.emotions)
     if samples.is_empty():
         raise UsageError(
             f"no sample in valid of {run.data['folder']} has an emotion to calibrate '{run.name}' "
@@ -123,4 +123,4 @@ def most_likely_labels(model: Model, told: pl.DataFrame) -> list[str]:
         label=pl.lit(None, dtype=pl.String),
     )
     found = classify_texts(model, alone(numbered), "context").argmax(axis=1)
-    return [model.variant.facts.emotions[number] for number in found]
+    return [model.variant.data_info.emotions[number] for number in found]

@@ -114,7 +114,7 @@ def label_utterances(
     `replace` labels anew what has labels. Nothing is done where `out` is what would be made.
     """
     variant = require_classifier(load_model(run.model))
-    if variant.needs.labels != "utterances":
+    if variant.requirements.labels != "utterances":
         raise UsageError(f"'{run.name}' labels no utterances: name a run of intent-classifier")
     manifest = read_manifest(data)
     maker = {
@@ -123,7 +123,7 @@ def label_utterances(
         "variant": run.variant,
         "weights": checksum(run.model / MODEL_WEIGHTS),
         "temperature": fit_temperatures(run)["context"],
-        "labels": list(variant.facts.emotions),
+        "labels": list(variant.data_info.emotions),
         "data": manifest["hash"],
     }
     target = Target(out, overwrite=False)

@@ -111,7 +111,7 @@ def extract_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.Data
 
 def _labelled(model: Model, texts: pl.DataFrame, kind: Kind, temperature: float) -> pl.DataFrame:
     found = classify_texts(model, texts, kind)
-    emotions = model.variant.facts.emotions
+    emotions = model.variant.data_info.emotions
     best = np.exp(calibration.scaled(found, temperature).max(axis=1))
     return texts.with_columns(
         pl.Series("emotion", [emotions[number] for number in found.argmax(axis=1)]),

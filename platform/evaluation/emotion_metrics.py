@@ -37,7 +37,7 @@ def evaluate(
 ) -> Evaluation:
     """What a model says of the texts of samples, of each kind that it learns from."""
     variant = require_classifier(model)
-    emotions = variant.facts.emotions
+    emotions = variant.data_info.emotions
     known, truth = with_known_emotion(samples, emotions)
     if known.is_empty():
         raise UsageError("none of these samples has an emotion: choose data with emotions")
@@ -61,7 +61,7 @@ def evaluate(
 
 def predicted(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
     """`emotion` and `predicted_emotion` of the samples that have an emotion, by any variant."""
-    emotions = model.variant.facts.emotions
+    emotions = model.variant.data_info.emotions
     known, _ = with_known_emotion(samples, emotions)
     found = predictions(model.variant, model.columns(known)).get("emotion")
     if found is None:

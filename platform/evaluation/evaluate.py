@@ -37,7 +37,7 @@ def score(variant: Variant, columns: Columns, told: bool = False) -> dict[str, A
     def scored(batch: Batch) -> dict[str, Tensor]:
         if not isinstance(variant, DialogueVariant):
             return variant.predict(batch)
-        likelihood = variant.told_log_likelihood if told else variant.log_likelihood
+        likelihood = variant.oracle_log_likelihood if told else variant.log_likelihood
         return {
             "log_likelihood": likelihood(batch).double().sum(dim=1),
             **variant.predict(batch),
@@ -133,7 +133,7 @@ def evaluate(
     ).with_columns(
         answer=pl.Series(texts, dtype=pl.String),
         log_likelihood=pl.Series(scores["log_likelihood"]),
-        predicted_emotion=_names(scores.get("emotion"), variant.facts.emotions),
+        predicted_emotion=_names(scores.get("emotion"), variant.data_info.emotions),
     )
     chosen = {**asdict(decoding), **(controls or {})}
     settings = " ".join(f"{key}:{value}" for key, value in chosen.items())

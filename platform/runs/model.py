@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from attune.models.base import Annotator, Facts, Needs, Variant
+from attune.models.base import Annotator, DataInfo, DataRequirements, Variant
 from attune.platform.batching.encoding import Layout, Numbers, Ragged, encode, read_by, subwords_of
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.settings import apply_overrides, find_variant
@@ -66,42 +66,42 @@ class Model:
 
     def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
         """Samples as the numbers it reads."""
-        needs, find = self.variant.needs_with(self.variant.config), None
-        if self.lexicon is not None and EMOTION_WORDS in needs.columns:
+        requirements, find = self.variant.requirements_for(self.variant.config), None
+        if self.lexicon is not None and EMOTION_WORDS in requirements.columns:
             find = EmotionWords(self.lexicon).find
         found = encode(
             samples,
             self.vocabulary,
             layout=self.layout,
             # Who is not told an emotion's number may be given any emotion's word.
-            emotions=self.variant.facts.emotions if "emotion" in needs.columns else (),
+            emotions=self.variant.data_info.emotions if "emotion" in requirements.columns else (),
             emotion_words=find,
-            causes=CAUSES in needs.columns,
-            labels=CONTEXT_LABELS in needs.columns,
+            causes=CAUSES in requirements.columns,
+            labels=CONTEXT_LABELS in requirements.columns,
         )
         if self.encoder is None:
             return found
-        read = subwords_of if SUBWORDS in needs.columns else read_by
+        read = subwords_of if SUBWORDS in requirements.columns else read_by
         return {**found, **read(self.encoder, samples)}
 
     @property
     def layout(self) -> Layout:
         """How it wants a context laid out."""
-        return Layout(separators=self.variant.needs.separators, max_context=self.max_context)
+        return Layout(separators=self.variant.requirements.separators, max_context=self.max_context)
 
 
 def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl.DataFrame:
     """The samples of a split that a variant learns from and is measured on."""
     if issubclass(variant if isinstance(variant, type) else type(variant), Annotator):
         return read_marked(folder, split)
-    if variant.needs.labels == "utterances":
+    if variant.requirements.labels == "utterances":
         return read_labelled(folder, split)
     return read_samples(folder, split)
 
 
-def check_labels(needs: Needs, samples: pl.DataFrame, place: str) -> None:
+def check_labels(requirements: DataRequirements, samples: pl.DataFrame, place: str) -> None:
     """Who reads the labels of utterances must find some: none at all would be read as one."""
-    if CONTEXT_LABELS not in needs.columns:
+    if CONTEXT_LABELS not in requirements.columns:
         return
     for what, found in {
         "utterance of a context": samples["context_labels"].explode(),
@@ -115,32 +115,32 @@ def check_labels(needs: Needs, samples: pl.DataFrame, place: str) -> None:
             )
 
 
-def label_names(needs: Needs) -> tuple[str, ...]:
+def label_names(requirements: DataRequirements) -> tuple[str, ...]:
     """What the numbers of `emotion` stand for."""
-    return LABELS if needs.labels == "utterances" else EMOTIONS
+    return LABELS if requirements.labels == "utterances" else EMOTIONS
 
 
-def requires_lexicon(needs: Needs) -> bool:
+def requires_lexicon(requirements: DataRequirements) -> bool:
     """Whether a variant needs a lexicon."""
-    return EMOTION_WORDS in needs.columns or needs.intensity
+    return EMOTION_WORDS in requirements.columns or requirements.intensity
 
 
 def build_data_info(
     vocabulary: Vocabulary,
     emotions: tuple[str, ...],
-    needs: Needs,
+    requirements: DataRequirements,
     *,
     vectors: WordVectors | None = None,
     lexicon: Lexicon | None = None,
     pretrained: Mapping[str, nn.Module] | None = None,
-) -> Facts:
+) -> DataInfo:
     """What a model must know of its data."""
     marks = intensity = None
-    if lexicon is not None and EMOTION_WORDS in needs.columns:
+    if lexicon is not None and EMOTION_WORDS in requirements.columns:
         marks = torch.tensor(EmotionWords(lexicon).marks(vocabulary))
-    if lexicon is not None and needs.intensity:
+    if lexicon is not None and requirements.intensity:
         intensity = torch.tensor([lexicon.intensity(token) for token in vocabulary.tokens])
-    return Facts(
+    return DataInfo(
         num_tokens=len(vocabulary),
         specials={token: vocabulary.numbers[token] for token in SPECIALS},
         emotions=emotions,
@@ -166,19 +166,23 @@ def build_model(
 ) -> Model:
     """A new model; the seed decides its first weights and leaves torch's own state as it was."""
     variant, _ = find_variant(name)
-    needs = variant.needs_with(config)
-    encoder = None if needs.encoder is None else encoders.load(getattr(config, needs.encoder))
-    facts = build_data_info(
+    requirements = variant.requirements_for(config)
+    encoder = (
+        None
+        if requirements.encoder is None
+        else encoders.load(getattr(config, requirements.encoder))
+    )
+    data_info = build_data_info(
         vocabulary,
         emotions,
-        needs,
+        requirements,
         vectors=vectors,
         lexicon=lexicon,
-        pretrained=_encoder_modules(needs.encoder, encoder),
+        pretrained=_encoder_modules(requirements.encoder, encoder),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        built = variant(config, facts)
+        built = variant(config, data_info)
     return Model(
         name=name,
         variant=built,
@@ -198,12 +202,12 @@ def _encoder_modules(setting: str | None, encoder: TextEncoder | None) -> dict[s
 def save_model(model: Model, folder: Path) -> None:
     """Write a model where `load` finds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = model.variant.facts
-    vectors = facts.word_vectors
+    data_info = model.variant.data_info
+    vectors = data_info.word_vectors
     description = {
         "variant": model.name,
         "config": dataclasses.asdict(model.variant.config),
-        "emotions": facts.emotions,
+        "emotions": data_info.emotions,
         "word_vector_dimension": None if vectors is None else vectors.shape[1],
         "max_context": model.max_context,
     }
@@ -246,23 +250,23 @@ def load_model(folder: Path) -> Model:
     vocabulary = subwords.load(folder / VOCABULARY_FILE)
     variant, _ = find_variant(description["variant"])
     config = apply_overrides(variant.Config(), description["config"])
-    needs = variant.needs_with(config)
-    lexicon = Lexicon.load(folder / LEXICON_FILE) if requires_lexicon(needs) else None
+    requirements = variant.requirements_for(config)
+    lexicon = Lexicon.load(folder / LEXICON_FILE) if requires_lexicon(requirements) else None
     encoder = None
-    if needs.encoder is not None:
-        encoder = encoders.restore(getattr(config, needs.encoder), folder / ENCODER)
-    facts = build_data_info(
+    if requirements.encoder is not None:
+        encoder = encoders.restore(getattr(config, requirements.encoder), folder / ENCODER)
+    data_info = build_data_info(
         vocabulary,
         tuple(description["emotions"]),
-        needs,
+        requirements,
         lexicon=lexicon,
-        pretrained=_encoder_modules(needs.encoder, encoder),
+        pretrained=_encoder_modules(requirements.encoder, encoder),
     )
     dimension = description["word_vector_dimension"]
     if dimension is not None:  # only the shape: the weights hold what became of the vectors
         blank = torch.zeros(len(vocabulary), dimension)
-        facts = dataclasses.replace(facts, word_vectors=blank)
-    built = variant(config, facts)
+        data_info = dataclasses.replace(data_info, word_vectors=blank)
+    built = variant(config, data_info)
     try:
         load_weights(built, folder / MODEL_WEIGHTS)
     except RuntimeError as error:

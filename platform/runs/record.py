@@ -103,7 +103,7 @@ class Run:
         """Whoever makes this file asks the run to checkpoint and end."""
         return self.folder / STOP_FILE
 
-    def changed(self, **changes: Any) -> "Run":
+    def update(self, **changes: Any) -> "Run":
         """The run with some fields changed, written to its folder."""
         run = dataclasses.replace(self, **changes)
         run.write()

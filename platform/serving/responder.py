@@ -132,7 +132,7 @@ class Responder:
     @torch.no_grad()
     def _explained(self, batch: Batch, answers: Sequence[Sequence[int]]) -> list[Explanation]:
         """Why these are the answers, with the context's words beside what there is of each."""
-        end = self.variant.facts.specials[END]
+        end = self.variant.data_info.specials[END]
         responses = [torch.tensor([*answer, end]) for answer in answers]
         padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=PADDING)
         answered = dataclasses.replace(batch, tensors={**batch.tensors, "response": padded})

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 def start(run: Run, manifest: Mapping[str, Any]) -> Run:
     """Tell MLflow of a new run and of all that it is made from; the run then knows its id."""
-    return create(run, manifest).changed()
+    return create(run, manifest).update()
 
 
 def create(run: Run, manifest: Mapping[str, Any]) -> Run:

@@ -68,7 +68,7 @@ def _join(runs: Sequence[Run]) -> None:
         cluster.connect()
     except Exception as error:
         for run in runs:
-            run.changed(status="failed", error=_short(error))
+            run.update(status="failed", error=_short(error))
         raise
 
 
@@ -82,7 +82,7 @@ def _begun(run: Run) -> Run:
     else:
         tracking.reopen(run)
     write_log(run, "begins")
-    return run.changed(status="running")
+    return run.update(status="running")
 
 
 @contextmanager
@@ -192,11 +192,11 @@ def _ended(run: Run, failure: BaseException | None) -> Run:
     path = run.folder / RESULT
     if failure is None and path.exists():
         result = json.loads(path.read_text(encoding="utf-8"))
-        ended = run.changed(status="finished", result=result)
+        ended = run.update(status="finished", result=result)
     elif failure is None:
-        ended = run.changed(status="stopped")
+        ended = run.update(status="stopped")
     else:
-        ended = run.changed(status="failed", error=_cause(run, failure))
+        ended = run.update(status="failed", error=_cause(run, failure))
     write_log(ended, ": ".join(filter(None, (ended.status, ended.error))),
                "error" if ended.error else "info")  # fmt: skip
     return ended

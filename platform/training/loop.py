@@ -33,7 +33,7 @@ from attune.models.base import (
     Update,
     Variant,
 )
-from attune.platform.batching.encoding import Columns, Loaded, Ragged, Stream, followed
+from attune.platform.batching.encoding import Columns, PositionedBatch, Ragged, Stream, followed
 from attune.platform.runs.log import write_log
 from attune.platform.runs.metrics_file import MetricsFile
 from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_weights, save_model, save_weights
@@ -212,7 +212,7 @@ class Training:
 
     def _round(
         self, stage: Stage, standing: Standing, steps: int, engines: Mapping[str, Engine],
-        batches: Mapping[str, Iterator[Loaded]],
+        batches: Mapping[str, Iterator[PositionedBatch]],
     ) -> bool:  # fmt: skip
         """All updates of a stage once; whether an epoch of the paired stream ended with it."""
         progress = Progress(step=standing.step, share=standing.step / steps)
@@ -238,7 +238,7 @@ class Training:
         return epoch_ended
 
     def _update(
-        self, engines: Mapping[str, Engine], update: Update, loaded: Mapping[str, Loaded],
+        self, engines: Mapping[str, Engine], update: Update, loaded: Mapping[str, PositionedBatch],
         progress: Progress, learning_rate: float, logs: bool,
     ) -> Losses:  # fmt: skip
         """One optimizer step; the terms of the whole batch, this worker's share, and the norm of
@@ -269,7 +269,7 @@ class Training:
                 for name, batch in batches.items()
             }
 
-    def _batches(self, name: str, stage: Stage, standing: Standing) -> Iterator[Loaded]:
+    def _batches(self, name: str, stage: Stage, standing: Standing) -> Iterator[PositionedBatch]:
         stream = self.streams[name]
         return stream.batches(stream.position(standing.step * _draws(stage)))
 

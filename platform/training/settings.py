@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attune.models.base import Between, Choice
+from attune.models.base import Choice, Range
 from attune.platform.core.errors import UsageError, unknown_choice
 from attune.platform.core.settings import apply_overrides, find_variant
 
@@ -82,11 +82,11 @@ class TrainingConfig:
     words are felt; without, what the lexicon has."""
 
 
-SEARCH_SPACES: Mapping[str, Mapping[str, Choice | Between]] = {
+SEARCH_SPACES: Mapping[str, Mapping[str, Choice | Range]] = {
     "optimizer": {
-        "learning_rate": Between(low=1e-4, high=3e-3, scale="loguniform"),
+        "learning_rate": Range(low=1e-4, high=3e-3, scale="loguniform"),
         "batch_size": Choice(values=(16, 32, 64, 128)),
-        "weight_decay": Between(low=1e-4, high=0.1, scale="loguniform"),
+        "weight_decay": Range(low=1e-4, high=0.1, scale="loguniform"),
         "schedule": Choice(values=("constant", "noam", "linear", "cosine")),
         "gradient_clipping": Choice(values=(0.0, 0.5, 1.0, 2.0)),
     }
@@ -97,7 +97,7 @@ _POSITIVE = ("batch_size", "accumulation", "max_epochs", "log_every", "min_count
 
 
 def configure(
-    name: str, preset: str = "small", changes: Mapping[str, Any] | None = None
+    name: str, preset: str = "small", overrides: Mapping[str, Any] | None = None
 ) -> tuple[Any, TrainingConfig]:
     """A variant's configuration and how it is trained: defaults, preset, ablation, changes."""
     variant, fixed = find_variant(name)
@@ -105,7 +105,7 @@ def configure(
         raise UsageError(unknown_choice("preset", preset, variant.presets))
     model_keys = {field.name for field in dataclasses.fields(variant.Config)}
     training_keys = {field.name for field in dataclasses.fields(TrainingConfig)}
-    wanted = {**variant.presets[preset], **fixed, **(changes or {})}
+    wanted = {**variant.presets[preset], **fixed, **(overrides or {})}
     for key in wanted:
         if key not in model_keys | training_keys:
             raise UsageError(unknown_choice("setting", key, model_keys | training_keys))

@@ -11,7 +11,15 @@ from typing import Any
 import polars as pl
 from safetensors.torch import load_file
 
-from attune.models.base import CONTEXTS, FOLLOWED, PAIRED, RESPONSES, Annotator, Needs, Variant
+from attune.models.base import (
+    CONTEXTS,
+    FOLLOWED,
+    PAIRED,
+    RESPONSES,
+    Annotator,
+    DataRequirements,
+    Variant,
+)
 from attune.platform.batching.encoding import Columns, followed, unpaired
 from attune.platform.core.commit import commit
 from attune.platform.core.errors import DataError, UsageError
@@ -63,7 +71,7 @@ def new_run(
     *,
     data: str = "bundled",
     preset: str = "small",
-    changes: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     init: str | None = None,
     workers: int = 1,
     zero: int | None = None,
@@ -73,7 +81,7 @@ def new_run(
     name: str | None = None,
 ) -> Run:
     """Check all that was asked for, then make the run's folder with its vocabulary."""
-    config, training = configure(variant, preset, changes)
+    config, training = configure(variant, preset, overrides)
     deepspeed, stage = _deepspeed(training, zero)
     check_zero(find_variant(variant)[0], variant, stage)
     first = None if init is None else find_run(init)
@@ -83,13 +91,13 @@ def new_run(
         raise UsageError(f"word_vectors={training.word_vectors}: there is no such file")
     folder = find_data(data)
     manifest = read_manifest(folder)
-    needs = find_variant(variant)[0].needs_with(config)
+    requirements = find_variant(variant)[0].requirements_for(config)
     _check_needs(find_variant(variant)[0], variant, config, folder)
     lexicon, notice = None, ""
-    if requires_lexicon(needs):
-        lexicon, notice = _lexicon(training, needs, folder)
+    if requires_lexicon(requirements):
+        lexicon, notice = _lexicon(training, requirements, folder)
     labeller = None
-    if CONTEXT_LABELS in needs.columns:
+    if CONTEXT_LABELS in requirements.columns:
         labeller, notice = _labeller(training, manifest)
     data_name = data if data == "bundled" else folder.name
     name = name or new_run_name(variant, data_name)
@@ -105,7 +113,7 @@ def new_run(
             "name": data_name,
             "folder": str(folder.absolute()),
             "hash": manifest["hash"],
-            **_harvest(needs, config),
+            **_harvest(requirements, config),
         },
         seed=seed,
         workers=workers,
@@ -128,7 +136,7 @@ def new_run(
     if first is not None:
         vocabulary = subwords.load(first.model / VOCABULARY_FILE)
     else:
-        vocabulary = _vocabulary(needs.tokenizer, training, folder, manifest["hash"])
+        vocabulary = _vocabulary(requirements.tokenizer, training, folder, manifest["hash"])
     vocabulary.save(run.folder / VOCABULARY_FILE)
     if lexicon is not None:
         lexicon.save(run.folder / LEXICON_FILE)
@@ -190,20 +198,20 @@ def _subwords_of(folder: Path, data_hash: str, size: int) -> Subwords:
 def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
     """Better to hear now what is missing than from a worker: the encoder that a variant reads with,
     or the marks of causes or the labels that it learns from."""
-    needs = variant.needs_with(config)
-    if needs.encoder is not None:
-        locate(getattr(config, needs.encoder))
-    if issubclass(variant, Annotator) or needs.labels == "utterances":
+    requirements = variant.requirements_for(config)
+    if requirements.encoder is not None:
+        locate(getattr(config, requirements.encoder))
+    if issubclass(variant, Annotator) or requirements.labels == "utterances":
         read_split(variant, folder, "train")
-    unpaired = {UNPAIRED_FILES[n] for n in needs.streams if n in UNPAIRED_FILES}
+    unpaired = {UNPAIRED_FILES[n] for n in requirements.streams if n in UNPAIRED_FILES}
     if unpaired and not config.harvest:
         _check_own_texts(unpaired, name, config, folder)
     if threshold := getattr(config, "emotionality_threshold", 0.0):
         keep_emotional(read_samples(folder, "train"), folder, threshold)
-    if CONTEXT_LABELS in needs.columns:
+    if CONTEXT_LABELS in requirements.columns:
         for split in ("train", "valid"):
-            check_labels(needs, read_samples(folder, split), f"{folder}, {split}")
-    if CAUSES not in needs.columns:
+            check_labels(requirements, read_samples(folder, split), f"{folder}, {split}")
+    if CAUSES not in requirements.columns:
         return
     for split in ("train", "valid"):
         samples = read_samples(folder, split)
@@ -232,9 +240,9 @@ def _check_own_texts(streams: set[str], name: str, config: Any, folder: Path) ->
         )
 
 
-def _harvest(needs: Needs, config: Any) -> dict[str, Any]:
+def _harvest(requirements: DataRequirements, config: Any) -> dict[str, Any]:
     """Where unpaired text comes from, if not from the data, and what it is."""
-    if not set(needs.streams) & set(UNPAIRED_FILES) or not config.harvest:
+    if not set(requirements.streams) & set(UNPAIRED_FILES) or not config.harvest:
         return {}
     folder = Path(config.harvest)
     found = check_harvest(folder)["hash"]
@@ -243,10 +251,12 @@ def _harvest(needs: Needs, config: Any) -> dict[str, Any]:
     return {"harvest": {"folder": str(folder.absolute()), "hash": found}}
 
 
-def _lexicon(training: TrainingConfig, needs: Needs, folder: Path) -> tuple[Lexicon, str]:
+def _lexicon(
+    training: TrainingConfig, requirements: DataRequirements, folder: Path
+) -> tuple[Lexicon, str]:
     """The emotion words a run reads, and what to say where they are not the data's own."""
     lexicon, notice = _words(training.lexicon, folder)
-    if not needs.intensity:
+    if not requirements.intensity:
         return lexicon, notice
     if training.valence_arousal is not None:
         return lexicon.valued(Path(training.valence_arousal)), ""
@@ -261,7 +271,7 @@ def _labeller(training: TrainingConfig, manifest: Mapping[str, Any]) -> tuple[Pa
     """The folder of the model that labels what a run is told, and what to say where none does."""
     if training.labeller is not None:
         run = find_run(training.labeller)
-        if find_variant(run.variant)[0].needs.labels != "utterances":
+        if find_variant(run.variant)[0].requirements.labels != "utterances":
             raise UsageError(f"labeller={training.labeller}: name a run of intent-classifier")
         if not run.model.is_dir():
             raise UsageError(f"labeller={training.labeller}: '{run.name}' has no model yet")
@@ -308,7 +318,7 @@ def begun(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | Non
         )
     _check_same(run, variant, asked)
     limits = ("workers", "max_steps", "max_minutes")
-    return run.changed(**{key: asked[key] for key in limits if key in asked})
+    return run.update(**{key: asked[key] for key in limits if key in asked})
 
 
 def _check_same(run: Run, variant: str, asked: Mapping[str, Any]) -> None:
@@ -316,9 +326,9 @@ def _check_same(run: Run, variant: str, asked: Mapping[str, Any]) -> None:
         "variant": run.variant, "preset": run.preset, "seed": run.seed, "zero": run.zero,
         **run.config, **run.training,
     }  # fmt: skip
-    config, training = configure(run.variant, run.preset, asked.get("changes"))
+    config, training = configure(run.variant, run.preset, asked.get("overrides"))
     typed = {**dataclasses.asdict(config), **dataclasses.asdict(training)}
-    wanted = {key: typed[key] for key in asked.get("changes", {})}
+    wanted = {key: typed[key] for key in asked.get("overrides", {})}
     wanted.update({key: asked[key] for key in ("preset", "seed", "zero") if key in asked})
     for key, value in {"variant": variant, **wanted}.items():
         if was[key] != value:
@@ -348,12 +358,12 @@ def model_of(run: Run) -> Model:
         else None
     )
     config = apply_overrides(variant.Config(), run.config)
-    reads = requires_lexicon(variant.needs_with(config))
+    reads = requires_lexicon(variant.requirements_for(config))
     model = build_model(
         run.variant,
         config,
         vocabulary,
-        label_names(variant.needs),
+        label_names(variant.requirements),
         vectors=vectors,
         lexicon=Lexicon.load(run.folder / LEXICON_FILE) if reads else None,
         max_context=training.max_context,
@@ -381,7 +391,7 @@ def data_of(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
     valid = model.columns(_learned_from(model.variant, folder, "valid"))
     paired = model.columns(_learned_from(model.variant, folder, "train"))
     streams: dict[str, Columns] = {PAIRED: paired}
-    for name in model.variant.needs_with(model.variant.config).streams:
+    for name in model.variant.requirements_for(model.variant.config).streams:
         if name == FOLLOWED:
             streams[name] = followed(paired)
             if not len(streams[name]["index"]) or not len(followed(valid)["index"]):
@@ -399,7 +409,7 @@ def _learned_from(variant: Variant, folder: Path, split: str) -> pl.DataFrame:
     that are sure enough; and train's of the emotional dialogs alone."""
     samples = read_split(variant, folder, split)
     threshold = getattr(variant.config, "cause_threshold", 0.0)
-    if threshold and CAUSES in variant.needs_with(variant.config).columns:
+    if threshold and CAUSES in variant.requirements_for(variant.config).columns:
         samples = apply_cause_threshold(samples, folder, split, threshold)
     threshold = getattr(variant.config, "emotionality_threshold", 0.0)
     if threshold and split == "train":

@@ -1,8 +1,8 @@
 """Stages that runs have in common are trained once.
 
-Settings that play no part in a stage, nor in those before it (`Variant.no_part_in`), leave all of
-these as they are, to the last digit. So of two runs that differ in such settings alone one can
-begin where the other stood after that stage.
+A setting that plays no part in a stage or in those before it (`Variant.stage_independent_settings`)
+leaves the weights after that stage bit-identical. Of two runs that differ only in such settings, one
+can therefore start from the other's state at the end of that stage.
 """
 
 import json
@@ -26,7 +26,7 @@ ALIKE = ("variant", "preset", "data", "seed", "workers", "zero", "max_steps", "m
 def shared_stage(run: Run, settings: Iterable[str]) -> str | None:
     """The last stage of a run in which none of the settings plays a part."""
     own = find_variant(run.variant)[0]
-    stages = own.no_part_in(own.Config(**run.config))
+    stages = own.stage_independent_settings(own.Config(**run.config))
     order = list(stages)
     known = {key: place for place, keys in enumerate(stages.values()) for key in keys}
     places = [known.get(key, -1) for key in settings]
@@ -53,7 +53,7 @@ def begin_after_shared(run: Run, others: Iterable[Run]) -> Run:
     steps, stage, other = max(ready, key=lambda found: found[0])
     _copy(other, run, stage)
     write_log(run, f"begins after stage {stage}, at step {steps:,}, with what '{other.name}' did")
-    return run.changed(shared_steps=steps)
+    return run.update(shared_steps=steps)
 
 
 def _common(run: Run, other: Run) -> str | None:

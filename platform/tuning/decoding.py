@@ -57,7 +57,7 @@ def run(sweep: Sweep, show: Show) -> Sweep:
     with sweep.alone():
         sweep.stop_file.unlink(missing_ok=True)
         sweep.mend()
-        return _run(sweep.changed(status="running", **current_job()), show)
+        return _run(sweep.update(status="running", **current_job()), show)
 
 
 def _run(sweep: Sweep, show: Show) -> Sweep:
@@ -79,10 +79,10 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
                 told.add(number)
                 show(_line(sweep, number, metrics), len(told))
                 if sweep.stop_file.exists():
-                    return sweep.changed(status="stopped")
+                    return sweep.update(status="stopped")
     except (KeyboardInterrupt, SystemExit):
-        return sweep.changed(status="stopped")
-    return sweep.changed(status="finished")
+        return sweep.update(status="stopped")
+    return sweep.update(status="finished")
 
 
 def _next(sweep: Sweep, left: list[int], most: int) -> list[int]:
@@ -100,7 +100,7 @@ def _trial(sweep: Sweep, of: Run, number: int) -> Trial:
         data=sweep.asked["data"],
         split=sweep.asked["split"],
         contexts=sweep.asked["contexts"],
-        settings={**sweep.asked["changes"], **kept["settings"], "method": kept["variant"]},
+        settings={**sweep.asked["overrides"], **kept["settings"], "method": kept["variant"]},
     )
 
 

@@ -53,7 +53,7 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
     with sweep.alone():
         sweep.stop_file.unlink(missing_ok=True)
         sweep.mend()
-        sweep = sweep.changed(status="running", **current_job())
+        sweep = sweep.update(status="running", **current_job())
         sweep.fill_grid()
         # Only PBT draws from these; every other draw is seeded by its trial's number.
         random.seed(sweep.seed)

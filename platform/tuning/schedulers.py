@@ -13,7 +13,7 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
-from attune.models.base import Between
+from attune.models.base import Range
 from attune.platform.core.errors import UsageError
 from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.spaces import Space
@@ -38,7 +38,7 @@ def check(scheduler: str, search: str, metrics: tuple[str, ...], spaces: Mapping
         raise UsageError("--scheduler median holds all trials against each other: give one VARIANT")
     if scheduler != "pbt":
         return
-    ranges = [key for space in spaces.values() for key in space if isinstance(space[key], Between)]
+    ranges = [key for space in spaces.values() for key in space if isinstance(space[key], Range)]
     for wrong, why in (
         (len(spaces) > 1, "copies weights from one trial to another: give one VARIANT"),
         (search != "random", "perturbs what it began with at random: leave --search out"),
@@ -55,9 +55,7 @@ def of(sweep: Sweep) -> TrialScheduler:
         return Median(time_attr=LOOK, grace_period=1, min_time_slice=NEVER)
     if sweep.scheduler == "pbt":
         [space] = sweep.tried.values()
-        return Population(
-            {key: tried for key, tried in space.items() if isinstance(tried, Between)}
-        )
+        return Population({key: tried for key, tried in space.items() if isinstance(tried, Range)})
     return FIFOScheduler()
 
 
@@ -74,7 +72,7 @@ class Population(PopulationBasedTraining):
     """Tune's, in which a member would take over the other's number and folder too. All members wait
     for each other at a look, so that who takes over from whom does not hang on the machine."""
 
-    def __init__(self, ranges: Mapping[str, Between]):
+    def __init__(self, ranges: Mapping[str, Range]):
         self.ranges = ranges
         super().__init__(
             time_attr=LOOK,
@@ -108,14 +106,14 @@ class Population(PopulationBasedTraining):
         return {**config, TASK: {**trial.config[TASK], "settings": settings}}, operations
 
 
-def _domain(tried: Between) -> Any:
+def _domain(tried: Range) -> Any:
     if tried.scale == "int":
         return tune.randint(int(tried.low), int(tried.high) + 1)
     make = tune.loguniform if tried.scale == "loguniform" else tune.uniform
     return make(tried.low, tried.high)
 
 
-def _within(settings: Mapping[str, Any], ranges: Mapping[str, Between]) -> dict[str, Any]:
+def _within(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -> dict[str, Any]:
     """Perturbed settings, none of them outside its range."""
     held = {
         key: type(settings[key])(min(max(settings[key], tried.low), tried.high))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 
-from attune.models.base import Between, Choice
+from attune.models.base import Choice, Range
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError, unknown_choice
 from attune.platform.core.settings import find_variant
@@ -32,7 +32,7 @@ from attune.platform.training.settings import SEARCH_SPACES, TrainingConfig, con
 if TYPE_CHECKING:
     from optuna import Trial
 
-Space = dict[str, Choice | Between]
+Space = dict[str, Choice | Range]
 Search = Literal["optuna", "random", "grid"]
 SEARCHES: tuple[str, ...] = get_args(Search)
 ALL = "all"
@@ -44,16 +44,16 @@ LARGEST_GRID = 10_000
 DECODING: Mapping[str, Space] = {
     "beam": {
         "beams": Choice(values=(1, 2, 5, 10)),
-        "length_penalty": Between(low=0.0, high=2.0),
+        "length_penalty": Range(low=0.0, high=2.0),
         "block_ngrams": Choice(values=(0, 3, 4)),
     },
     "topk": {
         "top_k": Choice(values=(2, 3, 5, 10, 40)),
-        "temperature": Between(low=0.3, high=1.5),
+        "temperature": Range(low=0.3, high=1.5),
     },
     "nucleus": {
-        "top_p": Between(low=0.5, high=1.0),
-        "temperature": Between(low=0.3, high=1.5),
+        "top_p": Range(low=0.5, high=1.0),
+        "temperature": Range(low=0.3, high=1.5),
     },
 }
 """What there is to choose of each way of decoding; common to all variants."""
@@ -135,7 +135,7 @@ def _read(source: str, text: str) -> Ready:
     )
 
 
-def _tried(source: str, key: str, value: Any) -> Choice | Between:
+def _tried(source: str, key: str, value: Any) -> Choice | Range:
     place = f"{source}: space.{key}"
     form = "write a list of values, or {low: A, high: B, scale: uniform|loguniform|int}"
     if isinstance(value, list):
@@ -156,7 +156,7 @@ def _tried(source: str, key: str, value: Any) -> Choice | Between:
         raise UsageError(f"{place}: low={low}: more than 0 is expected with scale loguniform")
     if scale == "int" and (low != int(low) or high != int(high)):
         raise UsageError(f"{place}: low={low} and high={high} must be whole numbers")
-    return Between(low=low, high=high, scale=scale)
+    return Range(low=low, high=high, scale=scale)
 
 
 def _plain(value: Any) -> Any:
@@ -167,7 +167,7 @@ def _plain(value: Any) -> Any:
         return value
 
 
-def groups_of(variant: str) -> dict[str, Mapping[str, Choice | Between]]:
+def groups_of(variant: str) -> dict[str, Mapping[str, Choice | Range]]:
     """The groups that a variant has, those that all share among them. What makes an ablation is
     not to be tuned."""
     own, fixed = find_variant(variant)
@@ -226,14 +226,14 @@ def _check(variant: str, space: Space, fixed: Mapping[str, Any], preset: str, re
                 raise UsageError(f"{place}{error}") from None
 
 
-def ends(tried: Choice | Between) -> tuple[Any, ...]:
+def ends(tried: Choice | Range) -> tuple[Any, ...]:
     """All values of a choice, or the ends of a range."""
     if isinstance(tried, Choice):
         return tried.values
     return tuple(_number(tried, value) for value in (tried.low, tried.high))
 
 
-def _number(tried: Between, value: float) -> float:
+def _number(tried: Range, value: float) -> float:
     return round(value) if tried.scale == "int" else float(value)
 
 
@@ -296,7 +296,7 @@ def _label(name: str, key: str, count: int) -> str:
     return key if count == 1 else f"{name}/{key}"
 
 
-def _points(tried: Choice | Between) -> list[Any]:
+def _points(tried: Choice | Range) -> list[Any]:
     if isinstance(tried, Choice):
         return list(tried.values)
     shares = [n / (GRID_POINTS - 1) for n in range(GRID_POINTS)]
@@ -308,7 +308,7 @@ def _points(tried: Choice | Between) -> list[Any]:
     return list(dict.fromkeys(_number(tried, value) for value in values))
 
 
-def to_json(tried: Choice | Between) -> dict[str, Any]:
+def to_json(tried: Choice | Range) -> dict[str, Any]:
     """As `attune variants --json` says it."""
     if isinstance(tried, Choice):
         return {"type": "choice", "values": list(tried.values)}
@@ -316,8 +316,8 @@ def to_json(tried: Choice | Between) -> dict[str, Any]:
     return {"type": tried.scale, **ends_of}
 
 
-def from_json(content: Mapping[str, Any]) -> Choice | Between:
+def from_json(content: Mapping[str, Any]) -> Choice | Range:
     """What `to_json` made."""
     if content["type"] == "choice":
         return Choice(values=tuple(content["values"]))
-    return Between(low=content["low"], high=content["high"], scale=content["type"])
+    return Range(low=content["low"], high=content["high"], scale=content["type"])

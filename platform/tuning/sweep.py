@@ -127,7 +127,7 @@ class Sweep:
             storage=storage, study_name=self.name, directions=self.directions
         )
 
-    def changed(self, **changes: Any) -> "Sweep":
+    def update(self, **changes: Any) -> "Sweep":
         """The sweep with some fields changed, written to its folder."""
         sweep = dataclasses.replace(self, **changes)
         if "study" in vars(self):  # opened already

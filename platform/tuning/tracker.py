@@ -60,7 +60,7 @@ class Tracker:
     def amend(self, folder: Path, **changes: Any) -> Run:
         """Change what a run's folder says of it, at once."""
         with self._writing:
-            return read_run(folder).changed(**changes)
+            return read_run(folder).update(**changes)
 
     def begin(self, run: Run) -> None:
         """Tell of a run, or that it goes on, and send what it logs."""

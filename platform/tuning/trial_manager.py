@@ -203,10 +203,10 @@ class Keeper(Callback):
         return made
 
     def _new_run(self, kept: Mapping[str, Any], name: str, seed: int) -> Run:
-        asked = {key: value for key, value in self.sweep.asked.items() if key != "changes"}
-        changes = {**self.sweep.asked.get("changes", {}), **kept[SETTINGS]}
+        asked = {key: value for key, value in self.sweep.asked.items() if key != "overrides"}
+        overrides = {**self.sweep.asked.get("overrides", {}), **kept[SETTINGS]}
         run = setup.new_run(
-            kept["variant"], name=name, seed=seed, changes=changes, workers=self.sweep.workers,
+            kept["variant"], name=name, seed=seed, overrides=overrides, workers=self.sweep.workers,
             **asked,
         )  # fmt: skip
         before = (each for trial in self.sweep.trials() for each in self.sweep.runs_of(trial))
@@ -221,7 +221,7 @@ class Keeper(Callback):
             **asked,
         }  # fmt: skip
         opened = tracking.start_group(self.sweep.name, params, first)
-        self.sweep = self.sweep.changed(run_id=opened)
+        self.sweep = self.sweep.update(run_id=opened)
 
     # What Tune calls.
 
@@ -353,7 +353,7 @@ class Keeper(Callback):
         reason = "" if outcome.ended == "finished" else f" ({outcome.reason})"
         line = f"trial {number} {outcome.ended}{reason}: {shown}  {_text(settings)}"
         self.show(line, len(self._told) + len(self._waiting()))
-        self.sweep = self.sweep.changed(spent=self._seconds())
+        self.sweep = self.sweep.update(spent=self._seconds())
 
     def _end(self, number: int, outcome: Outcome) -> None:
         assert outcome.ended != "waits"
@@ -375,14 +375,14 @@ class Keeper(Callback):
         for climber in self._waiting() if over else ():
             self._give_up(climber)
         status: Status = "finished" if over else "failed" if self.problem else "stopped"
-        sweep = self.sweep.changed(status=status, spent=self._seconds())
+        sweep = self.sweep.update(status=status, spent=self._seconds())
         best = sweep.best()
         done = best is not None and best.user_attrs.get(ENDED) == "finished"
         if best is not None and done and not (self.problem or sweep.stop_file.exists()):
             for run in sweep.runs_of(best)[:1]:
                 if run.name != sweep.registered:
                     self.tracker.keep(run, sample_answers(run), {"best_of": sweep.name})
-                    sweep = sweep.changed(registered=run.name)
+                    sweep = sweep.update(registered=run.name)
         self.tracker.close(SECONDS_TO_SEND)
         if sweep.run_id is not None:
             found = {} if best is None else best.user_attrs[METRICS]

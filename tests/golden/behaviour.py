@@ -63,7 +63,9 @@ def settings_for(variant: str, folder: Path) -> dict[str, Any]:
     kind, _ = find_variant(variant)
     fields = {field.name for field in dataclasses.fields(kind.Config)}
     noise = {name: value for name, value in NOISE.items() if name in fields}
-    encoder = {kind.needs.encoder: str(folder / ENCODER)} if kind.needs.encoder else {}
+    encoder = (
+        {kind.requirements.encoder: str(folder / ENCODER)} if kind.requirements.encoder else {}
+    )
     return {**SETTINGS, **noise, **encoder}
 
 
@@ -77,7 +79,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         variant_name,
         data=str(folder / source),
         preset="tiny",
-        changes=settings_for(variant_name, folder),
+        overrides=settings_for(variant_name, folder),
         name=name,
     )
     model = setup.model_of(run)

@@ -28,7 +28,7 @@ def test_differences_are_by_position_and_of_values_alone():
     update["terms"] = {f"new_{name}": value for name, value in update["terms"].items()}
     assert behaviour.differences(expected, measures) == []
     value = expected["stages"][1]["steps"][2][0]["gradient_norm"]
-    changes = {
+    overrides = {
         "scaled": lambda m: m["stages"][1]["steps"][2][0].update(gradient_norm=value * 1.001),
         "without a term": lambda m: m["stages"][0]["steps"][0][0]["terms"].popitem(),
         "without a step": lambda m: m["stages"][2]["steps"].pop(),
@@ -36,7 +36,7 @@ def test_differences_are_by_position_and_of_values_alone():
         "another answer": lambda m: m["answers"].__setitem__(3, "yes"),
         "not a number": lambda m: m["scores"]["emotion"].__setitem__(0, float("nan")),
     }
-    for change, alter in changes.items():
+    for change, alter in overrides.items():
         measures = copy.deepcopy(expected)
         alter(measures)
         assert behaviour.differences(expected, measures), change

@@ -52,11 +52,11 @@ def cluster(prepared, tmp_path_factory):
 def trained(variant, name, encoder, steps):
     """A run that was trained in this process: to start Ray Train takes longer than all the rest."""
     run = setup.new_run(
-        variant, name=name, preset="tiny", changes={"encoder": str(encoder)}, max_steps=steps
+        variant, name=name, preset="tiny", overrides={"encoder": str(encoder)}, max_steps=steps
     )
     assert train(run, Worker())
     result = json.loads((run.folder / "result.json").read_text())
-    return run.changed(status="finished", result=result)
+    return run.update(status="finished", result=result)
 
 
 def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_path):
@@ -105,7 +105,7 @@ def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, t
     for kind, stream in zip(TEXT_KINDS, UNPAIRED, strict=True):
         found = read_samples(out, stream).tail(20)
         best = classify_texts(model, samples, kind).argmax(axis=1)
-        emotions = pl.Series([model.variant.facts.emotions[number] for number in best])
+        emotions = pl.Series([model.variant.data_info.emotions[number] for number in best])
         assert found[kind].to_list() == samples[kind].to_list()
         # Another process adds up in another order: the likeliest may be one of two equals.
         assert (found["emotion"] == emotions).mean() > 0.9

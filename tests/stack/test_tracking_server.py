@@ -247,9 +247,7 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
         with tracking.Sender(ended) as other:  # and another run comes to its end
             pass
         assert other.close(0.1) == 20
-        ended = ended.changed(
-            status="finished", result={"best_step": 20, "steps": 20, "seconds": 1}
-        )
+        ended = ended.update(status="finished", result={"best_step": 20, "steps": 20, "seconds": 1})
         assert not tracking.finish(ended, pl.DataFrame({"answer": ["oh"]}))
         server.start()
         write(trained, 101, 150)
@@ -267,7 +265,7 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
 
 
 def test_a_champion_for_all_of_a_team(server, new_run):
-    run = new_run("best").changed(
+    run = new_run("best").update(
         status="finished", result={"best_step": 1, "steps": 1, "seconds": 1.0}
     )
     assert tracking.finish(run)

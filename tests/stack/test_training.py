@@ -43,10 +43,10 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def begin(prepared):
-    def make(variant, name, *, max_steps, zero=0, seed=0, **changes):
-        changes = {"log_every": 1, "evaluate_every": 5, "batch_size": 8, **changes}
+    def make(variant, name, *, max_steps, zero=0, seed=0, **overrides):
+        overrides = {"log_every": 1, "evaluate_every": 5, "batch_size": 8, **overrides}
         return setup.new_run(
-            variant, data=str(prepared), preset="tiny", changes=changes, max_steps=max_steps,
+            variant, data=str(prepared), preset="tiny", overrides=overrides, max_steps=max_steps,
             name=name, zero=zero, seed=seed,
         )  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_a_killed_run_gives_what_the_uninterrupted_gives(
 SHARING = [
     name
     for name, (own, fixed) in sorted(all_variants().items())
-    if not fixed and own.no_part_in(own.Config())
+    if not fixed and own.stage_independent_settings(own.Config())
 ]
 
 
@@ -164,7 +164,7 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
     assert go(base)
     spaces = {key: tried for group in groups_of(name).values() for key, tried in group.items()}
     own = all_variants()[name][0]
-    for stage, keys in own.no_part_in(own.Config(**base.config)).items():
+    for stage, keys in own.stage_independent_settings(own.Config(**base.config)).items():
         expected = (base.model_after(stage) / MODEL_WEIGHTS).read_bytes()
         for key in keys:
             value = next(v for v in ends(spaces[key]) if v != base.config[key])
@@ -182,7 +182,7 @@ def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
     alone = begin("empdg", "alone", max_steps=steps, **other)
     assert go(alone)
     run = begin("empdg", "sharing", max_steps=steps, **other)
-    run = sharing.begin_after_shared(run, [run, first, alone.changed(seed=7)])
+    run = sharing.begin_after_shared(run, [run, first, alone.update(seed=7)])
     assert run.shared_steps == sharing.steps_until(first, "critics") == 25
     assert load_model(run.model_after("generator")).variant.config.generator_steps == 3
     trained = []
@@ -282,7 +282,7 @@ def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
         == [1, 2]  # fmt: skip
     model = setup.model_of(run)
-    longer = Training(run.changed(max_steps=100), model, *setup.data_of(run, model))
+    longer = Training(run.update(max_steps=100), model, *setup.data_of(run, model))
     assert [longer.steps_of(0), longer.steps_of(1)] == [25, 75]
 
 

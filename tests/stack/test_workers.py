@@ -25,10 +25,10 @@ def begin(prepared, tmp_path_factory):
         patched.setenv("ATTUNE_HOME", str(tmp_path_factory.mktemp("home")))
 
         def make(name, zero=0):
-            changes = {"log_every": 1, "evaluate_every": 6, "batch_size": 16}
+            overrides = {"log_every": 1, "evaluate_every": 6, "batch_size": 16}
             return setup.new_run(
-                "multi-trs", data=str(prepared), preset="tiny", changes=changes, max_steps=STEPS,
-                name=name, zero=zero,
+                "multi-trs", data=str(prepared), preset="tiny", overrides=overrides,
+                max_steps=STEPS, name=name, zero=zero,
             )  # fmt: skip
 
         yield make

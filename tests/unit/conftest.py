@@ -53,5 +53,5 @@ def home(tmp_path, monkeypatch, build, data):
         if status != "running":
             save_model(build(variant), run.model)
     metrics = {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5}
-    find_run("second").changed(result={"metrics": metrics})
+    find_run("second").update(result={"metrics": metrics})
     return home

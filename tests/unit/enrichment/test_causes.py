@@ -79,9 +79,9 @@ def test_an_annotator_learns_from_felt_utterances(tmp_path, monkeypatch, tiny_en
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
     source = reccon(tmp_path / "raw", train=[DIALOGUE], valid=[DIALOGUE[:3]])
     prepare(source, tmp_path / "data")
-    changes = {"encoder": str(tiny_encoder)}
+    overrides = {"encoder": str(tiny_encoder)}
     data = str(tmp_path / "data")
-    run = setup.new_run("cause-annotator", data=data, preset="tiny", changes=changes)
+    run = setup.new_run("cause-annotator", data=data, preset="tiny", overrides=overrides)
     streams, valid = setup.data_of(run, setup.model_of(run))
     assert streams["paired"]["turn_roles"].lengths.tolist() == [1, 2, 4]
     assert streams["paired"]["causes"].values.tolist() == [2, 1, 2, 1, 2, 2, 1]
@@ -350,8 +350,8 @@ def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
     threshold = float(marks.explode().median())
     annotate_causes(marker, unmarked, out, threshold=0.01)  # all of them
 
-    def learned(changes):
-        run = setup.new_run("emotion-cause-soft", data=str(out), preset="tiny", changes=changes)
+    def learned(overrides):
+        run = setup.new_run("emotion-cause-soft", data=str(out), preset="tiny", overrides=overrides)
         model = setup.model_of(run)
         streams, valid = setup.data_of(run, model)
         return model, {"train": streams[PAIRED], "valid": valid}
@@ -365,7 +365,7 @@ def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
         assert np.array_equal(found, expected["context_causes"].values)
         assert not np.array_equal(found, given)
     with pytest.raises(UsageError, match="has no probabilities of causes"):
-        setup.new_run("emotion-cause-soft", data=str(prepared), changes={"cause_threshold": 0.5})
+        setup.new_run("emotion-cause-soft", data=str(prepared), overrides={"cause_threshold": 0.5})
 
 
 @pytest.mark.usefixtures("home")

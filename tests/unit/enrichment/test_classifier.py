@@ -186,7 +186,7 @@ def test_temperatures_are_fitted_on_valid_and_kept(prepared, monkeypatch):
 @pytest.mark.usefixtures("home")
 def test_data_that_changed_cannot_calibrate():
     run = find_run("teller")
-    changed = run.changed(data={**run.data, "hash": "other"})
+    changed = run.update(data={**run.data, "hash": "other"})
     with pytest.raises(UsageError, match="has changed since 'teller' learned from it"):
         fit_temperatures(changed)
 

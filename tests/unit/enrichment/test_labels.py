@@ -80,10 +80,10 @@ def build(vocabulary, tiny_encoder):
     from attune.platform.training import settings
 
     def make(name):
-        needs = find_variant(name)[0].needs
-        changes = {needs.encoder: str(tiny_encoder)} if needs.encoder else {}
-        config = settings.configure(name, "tiny", changes)[0]
-        return build_model(name, config, vocabulary, label_names(needs))
+        requirements = find_variant(name)[0].requirements
+        overrides = {requirements.encoder: str(tiny_encoder)} if requirements.encoder else {}
+        config = settings.configure(name, "tiny", overrides)[0]
+        return build_model(name, config, vocabulary, label_names(requirements))
 
     return make
 
@@ -145,10 +145,10 @@ def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch,
     prepare(str(tmp_path), tmp_path / "data")
     run = setup.new_run(
         "intent-classifier", data=str(tmp_path / "data"), preset="tiny",
-        changes={"encoder": str(tiny_encoder)},
+        overrides={"encoder": str(tiny_encoder)},
     )  # fmt: skip
     model = setup.model_of(run)
-    assert model.variant.facts.emotions == LABELS
+    assert model.variant.data_info.emotions == LABELS
     assert model.variant.output.out_features == 41
     streams, valid = setup.data_of(run, model)
     assert streams["paired"]["emotion"].tolist() == [17, 38, 40]
@@ -303,7 +303,8 @@ def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
     assert 0 < kept["conversation_id"].n_unique() < samples["conversation_id"].n_unique()
     assert set(kept["conversation_id"]) == set(enough)
     variant = SimpleNamespace(
-        needs=find_variant("meed2")[0].needs, config=SimpleNamespace(emotionality_threshold=least)
+        requirements=find_variant("meed2")[0].requirements,
+        config=SimpleNamespace(emotionality_threshold=least),
     )
     assert setup._learned_from(variant, out, "train").equals(kept)
     assert setup._learned_from(variant, out, "valid").equals(read_samples(out, "valid"))
@@ -311,7 +312,7 @@ def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
         keep_emotional(samples, out, 0.999)
     with pytest.raises(UsageError, match="attune annotate emotions"):
         setup.new_run(
-            "meed2", data=str(data), preset="tiny", changes={"emotionality_threshold": "0.5"}
+            "meed2", data=str(data), preset="tiny", overrides={"emotionality_threshold": "0.5"}
         )
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attune import models
-from attune.models.base import CONTEXTS, PAIRED, RESPONSES, Needs
+from attune.models.base import CONTEXTS, PAIRED, RESPONSES, DataRequirements
 from attune.models.dummy import Dummy, DummyConfig
 from attune.platform.batching.encoding import Stream
 from attune.platform.core.errors import DataError, UsageError
@@ -47,16 +47,16 @@ class Unpaired(Dummy):
     """A stand-in for systems that learn from unpaired text."""
 
     Config = UnpairedConfig
-    needs = Needs(streams=(PAIRED, CONTEXTS, RESPONSES))
+    requirements = DataRequirements(streams=(PAIRED, CONTEXTS, RESPONSES))
     presets: ClassVar = {"tiny": {}, "small": {}, "paper": {}}
 
     @classmethod
-    def needs_with(cls, config):
-        return Needs() if config.alone else cls.needs
+    def requirements_for(cls, config):
+        return DataRequirements() if config.alone else cls.requirements
 
     def stages(self):
         [stage] = super().stages()
-        streams = self.needs_with(self.config).streams
+        streams = self.requirements_for(self.config).streams
         return [type(stage)(**{**vars(stage), "streams": streams})]
 
 
@@ -126,7 +126,7 @@ def test_texts_come_with_what_the_classifier_says(harvested, tmp_path):
         raw = classify_texts(model, pairs, kind)
         sure = np.exp(calibration.scaled(raw, temperature[kind])).max(axis=1)
         assert found["probability"].to_numpy() == pytest.approx(sure, abs=1e-5)
-        emotions = [model.variant.facts.emotions[n] for n in raw.argmax(axis=1)]
+        emotions = [model.variant.data_info.emotions[n] for n in raw.argmax(axis=1)]
         assert found["emotion"].to_list() == emotions
     contexts, responses = (read_samples(out, stream) for stream in UNPAIRED)
     assert contexts["response"].null_count() == contexts["response_tokens"].null_count() == 20
@@ -294,8 +294,8 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     assert groups.metadata.num_row_groups >= 15
 
 
-def begin(prepared, **changes):
-    return setup.new_run("unpaired", data=str(prepared), preset="tiny", changes=changes)
+def begin(prepared, **overrides):
+    return setup.new_run("unpaired", data=str(prepared), preset="tiny", overrides=overrides)
 
 
 def test_a_harvest_gives_two_streams(harvested, prepared):
@@ -311,7 +311,7 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
     assert set(valid) > {"context", "response"}
     expected = read_unpaired(out, CONTEXTS, threshold)
     assert len(streams[CONTEXTS]["index"]) == expected.height
-    emotions = [model.variant.facts.emotions[n] for n in streams[CONTEXTS]["emotion"]]
+    emotions = [model.variant.data_info.emotions[n] for n in streams[CONTEXTS]["emotion"]]
     assert emotions == expected["emotion"].to_list()
     responses = read_unpaired(out, RESPONSES, threshold)
     assert len(streams[RESPONSES]["index"]) == responses.height

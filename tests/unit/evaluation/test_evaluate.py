@@ -170,7 +170,7 @@ def test_responder(responder):
         [alone] = responder.respond([conversation], Decoding(max_tokens=6))
         assert alone.text == answer.text
         assert sum(answer.explanation.emotion.values()) == pytest.approx(1.0)
-        assert set(answer.explanation.emotion) == set(responder.variant.facts.emotions)
+        assert set(answer.explanation.emotion) == set(responder.variant.data_info.emotions)
         *_, streamed = responder.stream(conversation, Decoding(max_tokens=6))
         assert streamed == answer.text
 

@@ -127,7 +127,7 @@ def new_run(home, prepared, build, samples):
         )  # fmt: skip
         run.write()
         save_model(model, run.model)
-        run = tracking.start(run, manifest).changed(status="finished")
+        run = tracking.start(run, manifest).update(status="finished")
         tracking.finish(run, None)
         path = run.folder / "answers" / promotion.answers_name("valid")
         answers.write(table(samples, likelihood, right), path)

@@ -10,7 +10,7 @@ import pytest
 from attune.jobs import options
 from attune.jobs.variants import field_help
 from attune.models import all_variants
-from attune.models.base import Between, Choice
+from attune.models.base import Choice, Range
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
 from attune.platform.data import prepare as preparing
@@ -43,7 +43,7 @@ def test_an_ablation_names_what_it_is_of(call, monkeypatch):
     from attune.models.dummy import Dummy
 
     monkeypatch.setattr(Dummy, "ablations", {"dummy-narrow": {"width": 2}})
-    space = {"size": {"width": Between(low=1, high=8, scale="int"), "a": Choice(values=(1, "b"))}}
+    space = {"size": {"width": Range(low=1, high=8, scale="int"), "a": Choice(values=(1, "b"))}}
     monkeypatch.setattr(Dummy, "search_spaces", space)
     [one] = spoken(call("variants", "dummy-narrow", "--json"))["variants"]
     assert one["ablation_of"] == "dummy"
@@ -183,11 +183,11 @@ def test_find_data(tmp_path, monkeypatch, prepared):
 
 
 def test_changes():
-    assert options.changes(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
-    assert options.changes(None) == {}
+    assert options.parse_overrides(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    assert options.parse_overrides(None) == {}
     for text in ("a", "=1", ""):
         with pytest.raises(UsageError, match="KEY=VALUE"):
-            options.changes([text])
+            options.parse_overrides([text])
 
 
 def test_help_names_every_setting_of_decoding(tmp_path):

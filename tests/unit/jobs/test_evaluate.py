@@ -114,7 +114,7 @@ def test_evaluate_logs_what_is_tracked(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "attune.platform.tracking", tracking)
     spoken(call("evaluate", "first", *FEW, "--json"))
     assert not logged
-    find_run("first").changed(run_id="abc123")
+    find_run("first").update(run_id="abc123")
     result = spoken(call("evaluate", "abc123", "--split", "valid", *FEW, "--json"))
     assert result["run_id"] == "abc123"
     [(run, split, decode, metrics, path)] = logged

@@ -51,7 +51,7 @@ def test_a_predictor_stands_beside_a_guess(call, prepared):
     assert guess["run"] == "random"
     assert guess["accuracy"] == pytest.approx(1 / len(LABELS), abs=3 * labelled.height**-0.5 / 6)
     assert "predicts no label" in refused(call("show", "predictor", "plain"))
-    assert model.variant.facts.emotions
+    assert model.variant.data_info.emotions
 
 
 @pytest.mark.usefixtures("home")

@@ -33,8 +33,8 @@ class BuildsAsItGoes(MultiTransformer):
 
 
 class UnusedPart(MultiTransformer):
-    def __init__(self, config, facts):
-        super().__init__(config, facts)
+    def __init__(self, config, data_info):
+        super().__init__(config, data_info)
         self.idle = nn.Linear(2, 2)
 
 
@@ -53,8 +53,8 @@ class LocalMean(MultiTransformer):
 class KeepsSomethingApart(MultiTransformer):
     scales = itertools.count(1)
 
-    def __init__(self, config, facts):
-        super().__init__(config, facts)
+    def __init__(self, config, data_info):
+        super().__init__(config, data_info)
         # Neither weight nor setting: lost when saved.
         self.hidden_scale = next(KeepsSomethingApart.scales)
 

@@ -36,13 +36,13 @@ def slow_greedy(variant, batch, max_tokens):
         said: list[int] = []
         while len(said) < max_tokens:
             logits, state = None, variant.encode(one)
-            for token in (variant.facts.specials["<sos>"], *said):
+            for token in (variant.data_info.specials["<sos>"], *said):
                 logits, state = variant.next_logits(torch.tensor([token]), state)
-            for name, number in variant.facts.specials.items():
+            for name, number in variant.data_info.specials.items():
                 if name != "<eos>":
                     logits[0, number] = -float("inf")
             token = int(logits.argmax())
-            if token == variant.facts.specials["<eos>"]:
+            if token == variant.data_info.specials["<eos>"]:
                 break
             said.append(token)
         answers.append(said)
@@ -79,7 +79,7 @@ def test_streaming_gives_the_same(model, batch, decoding):
 
 @torch.no_grad()
 def log_probability(variant, batch, row, answer):
-    end = variant.facts.specials["<eos>"]
+    end = variant.data_info.specials["<eos>"]
     response = torch.tensor([[*answer, end]])
     one = rows_of(batch, [row])
     given = Batch(tensors={**one.tensors, "response": response}, samples=1, tokens=len(answer) + 1)
@@ -103,7 +103,7 @@ def test_enough_beams_find_the_very_best(build, batch):
     """On a vocabulary of five words all answers of up to two words can be tried."""
     variant = build("dummy").variant
     words = list(range(20, 25))
-    allowed = {*words, variant.facts.specials["<eos>"]}
+    allowed = {*words, variant.data_info.specials["<eos>"]}
     with torch.no_grad():
         for number in range(len(variant.output.bias)):
             if number not in allowed:
@@ -119,7 +119,7 @@ def test_enough_beams_find_the_very_best(build, batch):
         one = rows_of(batch, [row])
         state = variant.encode(one)
         logits, _ = variant.next_logits(torch.tensor([answer[-1]]), state)
-        end = variant.facts.specials["<eos>"]
+        end = variant.data_info.specials["<eos>"]
         return full - logits.detach().log_softmax(-1)[0, end].item()
 
     for row in range(3):

@@ -55,9 +55,9 @@ def test_responses_are_told_as_the_batch_has_them(build, batch):
     context, response = variant._heard(variant._context(batch), variant._response(batch))
     assert response.said.equal(batch["response"])
     words = variant._response(batch).tokens
-    assert bool((words[:, 0] == variant.facts.specials["<cls>"]).all())
-    assert not bool((words == variant.facts.specials["<eos>"]).any())
-    ends = (context.said == variant.facts.specials["<eos>"]).sum(dim=1)
+    assert bool((words[:, 0] == variant.data_info.specials["<cls>"]).all())
+    assert not bool((words == variant.data_info.specials["<eos>"]).any())
+    ends = (context.said == variant.data_info.specials["<eos>"]).sum(dim=1)
     assert ends.tolist() == [1] * len(batch)
     assert context.real.sum(dim=1).equal((batch["context"] != 0).sum(dim=1))
 
@@ -186,7 +186,7 @@ def test_a_text_is_told_again_from_what_was_said(build, batch, stream, monkeypat
 
 def test_nobody_is_rewarded_for_an_end_that_was_not_drawn(build):
     variant = build("dual-emp").variant
-    padding, word = variant.facts.specials["<pad>"], len(variant.facts.specials)
+    padding, word = variant.data_info.specials["<pad>"], len(variant.data_info.specials)
     sampled = torch.tensor([[word, word, word], [word, word, padding]])
     [said] = variant._heard(variant._text(sampled, LISTENER))
     assert said.real.sum(dim=1).tolist() == [4, 3]
@@ -226,15 +226,15 @@ def test_said_texts_end(build, batch):
     vectors = variant._drawn(about.posterior).vectors
     with torch.no_grad():
         variant.forth.output.bias.zero_()
-        likely = math.log(variant.facts.num_tokens) - 1  # as likely as a third of all words
-        variant.forth.output.bias[variant.facts.specials["<eos>"]] = likely
+        likely = math.log(variant.data_info.num_tokens) - 1  # as likely as a third of all words
+        variant.forth.output.bias[variant.data_info.specials["<eos>"]] = likely
     torch.manual_seed(0)
     said = variant._said(variant.forth, about, vectors, 50, greedily=False)
     real = said != 0
     assert said.shape[1] <= 50
     assert not bool(real.all()), "some end before others"
     assert bool((real.long().diff(dim=1) <= 0).all()), "padding only behind the words"
-    assert bool((said[real] >= len(variant.facts.specials)).all()), "words only"
+    assert bool((said[real] >= len(variant.data_info.specials)).all()), "words only"
 
 
 def test_what_is_explained(build, batch):

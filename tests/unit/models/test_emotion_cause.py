@@ -269,9 +269,9 @@ def test_gates_cool_down(build, batch):
     assert ((warm - 0.5).abs() <= (cold - 0.5).abs() + 1e-6).all()
     assert variant.eval()._temperature(Progress(share=0.0)) == pytest.approx(1.0)
     wrong = ({"gate_temperature": "0"}, {"final_gate_temperature": "-1"}, {"hard_threshold": "1"})
-    for changes in wrong:
+    for overrides in wrong:
         with pytest.raises(UsageError, match="expected"):
-            settings.configure(SOFT, "tiny", changes)
+            settings.configure(SOFT, "tiny", overrides)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_needs_follow_the_settings(build, test_samples):
         model = build(name)
         columns = model.columns(few)
         assert ("context_causes" in columns) == reads
-        assert (model.variant.facts.intensity is not None) == intensity
+        assert (model.variant.data_info.intensity is not None) == intensity
         assert "emotion_words" not in columns, "nobody reads them: no tagger need run"
         separator = model.vocabulary.numbers["<sep>"]
         assert (columns["context"].padded(np.arange(4)) == separator).any()
@@ -471,21 +471,21 @@ def test_a_run_keeps_valence_and_arousal(unmarked, tmp_path):
     run = setup.new_run(name, data=str(unmarked), preset="tiny")
     assert "valence_arousal=FILE" in run.notice
     (tmp_path / "vad.txt").write_text("text\t0.9\t0.8\t0.1\nhere\t0.5\t0.1\t0.1\n")
-    changes = {"valence_arousal": str(tmp_path / "vad.txt")}
-    run = setup.new_run(name, data=str(unmarked), preset="tiny", changes=changes)
+    overrides = {"valence_arousal": str(tmp_path / "vad.txt")}
+    run = setup.new_run(name, data=str(unmarked), preset="tiny", overrides=overrides)
     assert not run.notice
     model = setup.model_of(run)
     numbers = model.vocabulary.numbers
-    intensity = model.variant.facts.intensity
+    intensity = model.variant.data_info.intensity
     assert intensity[numbers["text"]].item() == pytest.approx(1.2)
     assert intensity[numbers["here"]].item() == pytest.approx(0.1)
     assert intensity[numbers["<unk>"]].item() == 0.0
     save_model(model, tmp_path / "model")
-    assert load_model(tmp_path / "model").variant.facts.intensity.equal(intensity)
+    assert load_model(tmp_path / "model").variant.data_info.intensity.equal(intensity)
     (tmp_path / "words.txt").write_text("text\n")
-    changes = {"lexicon": str(tmp_path / "words.txt")}
+    overrides = {"lexicon": str(tmp_path / "words.txt")}
     with pytest.raises(UsageError, match="no valence and arousal"):
-        setup.new_run(name, data=str(unmarked), preset="tiny", changes=changes)
+        setup.new_run(name, data=str(unmarked), preset="tiny", overrides=overrides)
 
 
 def test_intensity_is_of_either_side():

@@ -217,7 +217,7 @@ def test_the_emotional_critic_reads_marked_words_alone(build):
     real = torch.tensor([[True, True, True, True], [True, False, False, False]])
     table = variant._word_vectors()
     said = variant._generated(real, drawn, table[drawn], "emotional")
-    label = table[variant.facts.specials["<lab>"]]
+    label = table[variant.data_info.specials["<lab>"]]
     assert said.real.tolist() == [[True, True, True], [True, False, False]]
     assert said.words[0].equal(torch.stack([label, table[marked[0]], table[marked[1]]]))
     assert said.words[1, 0].equal(label)
@@ -260,9 +260,9 @@ def test_steps_of_the_game(build):
     stage = stages_of(build("empdg", critic_steps=2, generator_steps=3).variant)["adversarial"]
     assert [(u.player, u.repeat) for u in stage.updates] == [("critics", 2), ("generator", 3)]
     assert stages_of(build("empdg").variant)["adversarial"].updates[1].repeat == 5
-    for changes in ({"critic_steps": "0"}, {"gumbel_temperature": "0"}):
+    for overrides in ({"critic_steps": "0"}, {"gumbel_temperature": "0"}):
         with pytest.raises(UsageError, match="expected"):
-            settings.configure("empdg", "tiny", changes)
+            settings.configure("empdg", "tiny", overrides)
 
 
 @torch.no_grad()

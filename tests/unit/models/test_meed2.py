@@ -103,19 +103,19 @@ def test_the_decoder_is_told_the_true_label_in_training_and_the_predicted_one_la
 @torch.no_grad()
 def test_perplexity_may_be_that_of_the_true_label(build, batch):
     variant = build("meed2").variant.eval()
-    assert not torch.equal(variant.told_log_likelihood(batch), variant.log_likelihood(batch))
+    assert not torch.equal(variant.oracle_log_likelihood(batch), variant.log_likelihood(batch))
     predicted = variant.predict(batch)["response_label"].argmax(dim=-1)
     right = {**batch.tensors, "response_label": predicted}
     as_if = type(batch)(tensors=right, samples=batch.samples, tokens=batch.tokens)
-    assert torch.equal(variant.told_log_likelihood(as_if), variant.log_likelihood(batch))
+    assert torch.equal(variant.oracle_log_likelihood(as_if), variant.log_likelihood(batch))
     plain = build("meed2-no-emotion").variant.eval()
-    assert torch.equal(plain.told_log_likelihood(batch), plain.log_likelihood(batch))
+    assert torch.equal(plain.oracle_log_likelihood(batch), plain.log_likelihood(batch))
 
 
 @torch.no_grad()
 def test_a_label_that_is_asked_for_reaches_every_word(build, batch):
     variant = build("meed2").variant.eval()
-    start_token = torch.full((len(batch),), variant.facts.specials["<sos>"])
+    start_token = torch.full((len(batch),), variant.data_info.specials["<sos>"])
 
     def second_logits(label):
         state = variant.encode(batch, {"label": label})
@@ -178,9 +178,9 @@ def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
         run = write_run(tmp_path, name, model.name)
         save_model(model, run.model)
     with pytest.raises(UsageError, match="name a run of intent-classifier"):
-        setup.new_run("meed2", data=str(prepared), preset="tiny", changes={"labeller": "other"})
+        setup.new_run("meed2", data=str(prepared), preset="tiny", overrides={"labeller": "other"})
     named = {"labeller": "intent-classifier@latest"}
-    told = setup.new_run("meed2", data=str(prepared), preset="tiny", changes=named)
+    told = setup.new_run("meed2", data=str(prepared), preset="tiny", overrides=named)
     alone = setup.new_run("meed2", data=str(prepared), preset="tiny", name="alone")
     assert "labeller=RUN" in alone.notice
     assert not told.notice

@@ -15,7 +15,7 @@ from tests.contract import rows_of
 
 
 def logits_of(variant, batch, controls=None):
-    start = torch.full((len(batch),), variant.facts.specials["<sos>"])
+    start = torch.full((len(batch),), variant.data_info.specials["<sos>"])
     with torch.no_grad():
         return variant.next_logits(start, variant.encode(batch, controls))[0]
 
@@ -34,7 +34,7 @@ def test_the_groups_of_table_1():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("overrides", "message"),
     [
         ({"moved": "suprised"}, "moved=suprised: 'suprised' is none of afraid, angry"),
         ({"grouping": "false"}, "mimicry=true needs grouping=true"),
@@ -42,9 +42,9 @@ def test_the_groups_of_table_1():
         ({"gate": "wide"}, "unknown value of gate 'wide'"),
     ],
 )
-def test_settings_that_make_no_sense(changes, message):
+def test_settings_that_make_no_sense(overrides, message):
     with pytest.raises(UsageError, match=message):
-        settings.configure("mime", "tiny", changes)
+        settings.configure("mime", "tiny", overrides)
 
 
 def test_divergence():

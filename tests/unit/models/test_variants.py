@@ -105,14 +105,14 @@ def test_settings_are_typed():
     config = settings.configure("multi-trs", "tiny", {"width": "64", "tied": "false"})[0]
     assert (config.width, config.tied) == (64, False)
     assert settings.configure("multi-trs", "tiny", {"dropout": "0"})[0].dropout == 0.0
-    for changes, message in (
+    for overrides, message in (
         ({"widht": "64"}, "unknown setting 'widht': did you mean 'width'"),
         ({"width": "wide"}, "width=wide: int is expected"),
         ({"width": "1.5"}, "int is expected"),
         ({"tied": "1"}, "bool is expected"),
     ):
         with pytest.raises(UsageError, match=message):
-            settings.configure("multi-trs", "tiny", changes)
+            settings.configure("multi-trs", "tiny", overrides)
     with pytest.raises(UsageError, match="top_k=-1: at least 0 is expected"):
         settings.configure("moel", "tiny", {"top_k": "-1"})
     with pytest.raises(UsageError, match="did you mean 'multi-trs'"):

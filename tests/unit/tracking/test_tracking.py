@@ -189,7 +189,7 @@ def test_a_run_shows_what_it_is_made_from(run, client, prepared, home):
 def test_unpaired_text_is_among_what_a_run_is_made_from(new_run, prepared, client):
     run = new_run()
     harvest = {"folder": "/data/open", "hash": "0123456789abcdef"}
-    run = run.changed(
+    run = run.update(
         config={**run.config, "harvest": "open", "harvest_threshold": 0.65},
         data={**run.data, "harvest": harvest},
     )
@@ -207,7 +207,7 @@ def test_unpaired_text_is_among_what_a_run_is_made_from(new_run, prepared, clien
 
 def test_many_params_are_sent_in_parts(new_run, prepared, client):
     many = {f"key_{n}": "x" * 1000 for n in range(250)}
-    run = new_run().changed(training=many)
+    run = new_run().update(training=many)
     params = client.get_run(tracking.start(run, read_manifest(prepared)).run_id).data.params
     assert set(many) <= set(params)
     assert len(params["key_0"]) == run_metadata.LONGEST_VALUE
@@ -328,7 +328,7 @@ def test_a_store_that_stays_away_is_told_later(run, client, faults):
     with tracking.Sender(run) as sender:
         assert faults.failed.wait(PATIENCE)
     assert sender.close(0.1) == 33
-    ended = run.changed(status="stopped", result=RESULT)
+    ended = run.update(status="stopped", result=RESULT)
     assert not tracking.finish(ended, pl.DataFrame({"answer": ["oh"]}))
     assert client.get_run(run.run_id).info.status == "RUNNING"
     faults.away = False
@@ -343,7 +343,7 @@ def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, m
     for step in (20, 30):
         (run.checkpoints / f"{step:08d}").mkdir(parents=True)
         (run.checkpoints / f"{step:08d}" / "standing.json").write_text("{}")
-    run = run.changed(status="finished", result=RESULT)
+    run = run.update(status="finished", result=RESULT)
     tracking.finish(run, answers)
     assert not list(tmp_path.glob("ml*"))  # all of it is in ATTUNE_HOME
     assert "MLFLOW_TRACKING_URI" not in os.environ
@@ -378,7 +378,7 @@ def test_a_resumed_run_stays_one_and_says_nothing_twice(run, client):
     answers = pl.DataFrame({"answer": ["one", "two"]})
     write(run, range(1, 21))
     send(run)
-    run = run.changed(status="stopped", result=RESULT)
+    run = run.update(status="stopped", result=RESULT)
     assert tracking.finish(run, answers)
     assert client.get_run(run.run_id).info.status == "KILLED"
     assert not client.search_registered_models()
@@ -390,7 +390,7 @@ def test_a_resumed_run_stays_one_and_says_nothing_twice(run, client):
     assert "still running" in resumed.data.tags["mlflow.note.content"]
     write(run, range(11, 31), time=9)
     send(run)
-    tracking.finish(run.changed(status="finished", result=RESULT), answers)
+    tracking.finish(run.update(status="finished", result=RESULT), answers)
     assert steps(client, run) == list(range(1, 31))
     assert steps(client, run, "best_valid_loss") == [20]
     experiment = client.get_run(run.run_id).info.experiment_id
@@ -401,13 +401,13 @@ def test_a_resumed_run_stays_one_and_says_nothing_twice(run, client):
 
 def test_a_run_that_failed_before_it_had_a_model(run, client):
     shutil.rmtree(run.model)
-    tracking.finish(run.changed(status="failed"), None)
+    tracking.finish(run.update(status="failed"), None)
     assert client.get_run(run.run_id).info.status == "FAILED"
     assert not client.search_registered_models()
 
 
 def test_an_evaluation_is_added_to_the_run(run, client, tmp_path):
-    run = run.changed(status="finished", result=RESULT)
+    run = run.update(status="finished", result=RESULT)
     tracking.finish(run, None)
     answers = tmp_path / "test-greedy.parquet"
     pl.DataFrame({"answer": ["oh"]}).write_parquet(answers)

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from attune.jobs import tune as command
-from attune.models.base import Between
+from attune.models.base import Range
 from attune.platform.core.errors import UsageError
 from attune.platform.tuning import decoding, schedulers, spaces, sweep, trial_manager
 from tests.commands import refused
@@ -46,7 +46,7 @@ class Member:
 
 def test_a_population_does_not_wait_for_a_member_that_has_ended():
     """Tune counts it among the living while it tells of its end."""
-    population = schedulers.Population({"rate": Between(low=0.1, high=1.0)})
+    population = schedulers.Population({"rate": Range(low=0.1, high=1.0)})
     members = [Member(), Member(), Member()]
     population._trial_state = {
         each: SimpleNamespace(last_train_time=looks)
@@ -84,7 +84,7 @@ def test_a_grid_that_was_being_filled_is_filled():
 
 
 def test_too_large_a_grid_is_refused_before_it_is_counted():
-    tried = {"dummy": {str(n): Between(low=0.0, high=1.0) for n in range(40)}}
+    tried = {"dummy": {str(n): Range(low=0.0, high=1.0) for n in range(40)}}
     with pytest.raises(UsageError, match="choose fewer settings"):
         spaces.size_of_grid(tried)
     assert spaces.size_of_grid({"a": SPACE, "b": SPACE}) == 20
@@ -107,7 +107,7 @@ def test_decoding_stops_when_it_is_asked_to(monkeypatch, prepared, home):
     found = make(
         kind="decoding", metrics=("bleu",), scheduler="none", space={"beam": SPACE},
         asked={"run": "mine", "data": str(prepared), "split": "valid", "contexts": 1,
-               "changes": {}},
+               "overrides": {}},
     )  # fmt: skip
 
     def measured(_, tasks):
@@ -127,7 +127,7 @@ def test_a_new_sweep_takes_no_other_runs_for_its_trials(call, home):
 
 
 def test_what_a_sweep_goes_on_with_must_be_what_it_was(call):
-    make(search="optuna", asked={"preset": "small", "changes": {}})
+    make(search="optuna", asked={"preset": "small", "overrides": {}})
     given = ("tune", "--name", "s", "--resume")
     for other in (
         ("--metric", "loss"), ("--space", "optimizer"), ("--data", "bundled", "--init", "x"),

@@ -13,7 +13,7 @@ import pytest
 
 from attune.jobs import tune as command
 from attune.models import all_variants
-from attune.models.base import Between, Choice
+from attune.models.base import Choice, Range
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
 from attune.platform.runs.log import DASHBOARD, JOB
@@ -216,7 +216,7 @@ def test_who_takes_over_keeps_its_place_and_stays_in_range():
     def member(number, **settings):
         return SimpleNamespace(config={"task": {"number": number, "settings": settings}})
 
-    tried = {"rate": Between(low=0.1, high=1.0), "layers": Between(low=1, high=4, scale="int")}
+    tried = {"rate": Range(low=0.1, high=1.0), "layers": Range(low=1, high=4, scale="int")}
     population = schedulers.Population(tried)
     one, other = member(0, rate=0.2, layers=1, gate="each"), member(1, rate=1.0, layers=4, gate="x")
     found = [population._get_new_config(one, other)[0]["task"] for _ in range(40)]
@@ -325,7 +325,7 @@ def test_decoding_is_tuned_without_training_and_goes_on(prepared, monkeypatch):
     monkeypatch.setattr(cluster, "run_tasks", inline)
     ready = spaces.find_ready("mime-beams")
     asked_for = {"run": "mine", "data": str(prepared), "split": "valid", "contexts": 4,
-                 "changes": {"max_tokens": "5"}}  # fmt: skip
+                 "overrides": {"max_tokens": "5"}}  # fmt: skip
     found = make(
         kind="decoding", metrics=("bleu",), search="grid", scheduler="none", asked=asked_for,
         space=spaces.of_decoding(["beam"], ready, {"max_tokens": "5"}),
