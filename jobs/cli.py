@@ -34,7 +34,7 @@ from attune.jobs import (
 )
 from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.home import home
-from attune.platform.runs.log import JOB
+from attune.platform.core.logging import JOB
 
 STOPPED = 130  # what a shell says of a command that was ended by Ctrl-C
 

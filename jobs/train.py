@@ -84,7 +84,8 @@ def train(
         raise UsageError("--seed and --seeds exclude each other")
     asked: dict[str, Any] = {
         "data": data, "preset": preset, "overrides": options.parse_overrides(settings),
-        "init": init, "workers": workers, "zero": zero, "max_steps": max_steps, "max_minutes": max_minutes,
+        "init": init, "workers": workers, "zero": zero,
+        "max_steps": max_steps, "max_minutes": max_minutes,
     }  # fmt: skip
     asked = {key: value for key, value in asked.items() if value or (key, value) == ("zero", 0)}
     screen = console(as_json)

@@ -19,7 +19,8 @@ from attune.jobs.bench.preparation import timed
 from attune.jobs.tables import table
 from attune.models.decoding import NEVER, Decoding
 from attune.models.transformer import Transformer
-from attune.platform.batching.encoding import Columns, Stream, encode
+from attune.platform.batching.encoding import Columns, encode
+from attune.platform.batching.streams import Stream
 from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.core.errors import UsageError
 from attune.platform.data.prepare import read_samples

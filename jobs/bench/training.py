@@ -33,7 +33,8 @@ from attune.jobs.bench.command import attune
 from attune.jobs.tables import table
 from attune.models.base import PAIRED, Batch, Progress
 from attune.models.multitask import MultiTransformer, emotion_loss
-from attune.platform.batching.encoding import PADDING, Columns, Ragged, Stream, encode
+from attune.platform.batching.encoding import PADDING, Columns, Ragged, encode
+from attune.platform.batching.streams import Stream
 from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import TOKENS, read_samples

@@ -1,27 +1,15 @@
-"""Samples -> tensor batches: bucketed by length, padded per batch, sharded by rank, resumable.
+"""Samples as columns of numbers: token ids, roles, emotions, labels, one array per column."""
 
-An epoch's batches are planned as row numbers only, from the seed and the epoch's number: pools of
-shuffled samples are sorted by lengths and cut, then the batches are shuffled. So any step of any
-epoch can be started at without touching what came before. A plan speaks of *global* batches and
-does not depend on how many ranks there are; a rank takes every n-th row of each, which keeps the
-ranks' lengths alike, and learns how many samples and tokens the whole batch has, to divide by.
-"""
-
-import functools
 import itertools
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import torch
 
-from attune.models.base import CONTEXTS, RESPONSES, Batch
+from attune.models.base import CONTEXTS, RESPONSES
 from attune.models.labels import LABELS
 from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER
@@ -42,8 +30,6 @@ PADDING = SPECIALS.index(PAD)
 _LABELS = {label: number for number, label in enumerate(LABELS, start=1)}
 _NO_LABEL = len(LABELS) + 1  # not 0, which is padding
 Numbers = npt.NDArray[np.int64]
-POOL = 256
-"""How many batches' worth of samples are sorted together: more pads less and mixes less."""
 
 
 class Ragged:
@@ -329,172 +315,3 @@ def _emotion_numbers(emotions: pl.Series, labels: Mapping[str, int]) -> Numbers:
         return np.full(len(emotions), -1)
     numbers = emotions.replace_strict(labels, default=None, return_dtype=pl.Int64).fill_null(-1)
     return numbers.to_numpy().astype(np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Position:
-    """Where in the data a run stands: the next batch to be taken. A checkpoint stores this."""
-
-    epoch: int = 0
-    batch: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionedBatch:
-    """A batch, and where to go on after it."""
-
-    batch: Batch
-    following: Position
-
-
-def _lengths(columns: Columns, name: str) -> Numbers:
-    column = columns.get(name)
-    if column is None:
-        return np.zeros(len(columns["index"]), dtype=np.int64)
-    assert isinstance(column, Ragged)
-    return column.lengths
-
-
-class Stream:
-    """Endless batches of one stream of samples, the same for the same seed."""
-
-    def __init__(
-        self,
-        columns: Columns,
-        *,
-        size: int,
-        by: Literal["samples", "tokens"] = "samples",
-        seed: int = 0,
-        shuffle: bool = True,
-        by_context: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        prefetch: int = 4,
-    ):
-        """`size` counts samples, or tokens of contexts and responses with their padding.
-
-        Batches are of like responses, or with `by_context` of like contexts (for decoding).
-        Unpaired text lacks one of the two.
-        """
-        self.context_lengths = _lengths(columns, "context")
-        self.response_lengths = _lengths(columns, "response")
-        self.tokens = self.response_lengths if "response" in columns else self.context_lengths
-        if len(self.response_lengths) < world_size:
-            raise DataError(
-                f"{len(self.response_lengths)} samples cannot be shared by {world_size} workers"
-            )
-        if by == "samples" and size < world_size:
-            raise DataError(f"a batch of {size} samples cannot be shared by {world_size} workers")
-        self.columns = columns
-        self.size, self.by = size, by
-        self.seed, self.shuffle, self.by_context = seed, shuffle, by_context
-        self.rank, self.world_size = rank, world_size
-        self.prefetch = prefetch
-        self.plan = functools.lru_cache(2)(self._plan)
-
-    def batches(self, start: Position = Position()) -> Iterator[PositionedBatch]:  # noqa: B008
-        """The batches from `start` on, for ever; made ahead in a thread."""
-        with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-            ahead: deque[Future[PositionedBatch]] = deque()
-            try:
-                for rows, following in self._planned(start):
-                    ahead.append(thread.submit(self._load, rows, following))
-                    if len(ahead) > self.prefetch:
-                        yield ahead.popleft().result()
-            finally:
-                for future in ahead:
-                    future.cancel()
-
-    def epoch(self, number: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch only, in which each sample comes exactly once."""
-        for loaded in self.batches(Position(epoch=number)):
-            yield loaded.batch
-            if loaded.following.epoch > number:
-                return
-
-    def position(self, step: int) -> Position:
-        """Where batch number `step`, counted over all epochs, stands."""
-        epoch = 0
-        while step >= len(self.plan(epoch)):
-            step -= len(self.plan(epoch))
-            epoch += 1
-        return Position(epoch=epoch, batch=step)
-
-    def _planned(self, here: Position) -> Iterator[tuple[Numbers, Position]]:
-        """The rows of each batch, with the position after it."""
-        while True:
-            plan = self.plan(here.epoch)
-            for number in range(here.batch, len(plan) - 1):
-                yield plan[number], Position(epoch=here.epoch, batch=number + 1)
-            yield plan[-1], Position(epoch=here.epoch + 1)
-            here = Position(epoch=here.epoch + 1)
-
-    def _load(self, rows: Numbers, following: Position) -> PositionedBatch:
-        mine = rows[self.rank :: self.world_size]
-        tensors = {
-            name: column.padded(mine)
-            if isinstance(column, Ragged)
-            else torch.from_numpy(column[mine])
-            for name, column in self.columns.items()
-        }
-        tokens = int(self.tokens[rows].sum())
-        batch = Batch(
-            tensors=tensors,
-            samples=len(rows) / self.world_size,
-            tokens=tokens / self.world_size,
-        )
-        return PositionedBatch(batch=batch, following=following)
-
-    def _plan(self, epoch: int) -> list[Numbers]:
-        """The global batches of an epoch, as row numbers."""
-        count = len(self.response_lengths)
-        if not self.shuffle:
-            return self._cut(self._by_length(np.arange(count)))
-        draw = np.random.default_rng([self.seed, epoch])
-        order = draw.permutation(count)
-        pools = np.array_split(order, max(1, round(count / (self._typical_rows() * POOL))))
-        batches = [batch for pool in pools for batch in self._cut(self._by_length(pool))]
-        return [batches[number] for number in draw.permutation(len(batches))]
-
-    def _by_length(self, rows: Numbers) -> Numbers:
-        """Rows in an order in which neighbours are alike.
-
-        By the response first, then strips of that by the context, to and fro, so that a batch that
-        lies across two strips has contexts alike, too. Batches are then alike in both, and their
-        responses still of several lengths.
-        """
-        contexts, responses = self.context_lengths, self.response_lengths
-        if self.by_context:
-            return rows[np.lexsort((responses[rows], contexts[rows]))]
-        rows = rows[np.lexsort((contexts[rows], responses[rows]))]
-        count = max(1, round(math.sqrt(len(rows) / self._typical_rows())))
-        strips = [
-            strip[np.lexsort((responses[strip], contexts[strip]))]
-            for strip in np.array_split(rows, count)
-        ]
-        return np.concatenate([s[::-1] if number % 2 else s for number, s in enumerate(strips)])
-
-    def _typical_rows(self) -> float:
-        if self.by == "samples":
-            return self.size
-        mean = float(np.mean(self.context_lengths + self.response_lengths))
-        return max(1.0, self.size / mean)
-
-    def _cut(self, rows: Numbers) -> list[Numbers]:
-        if self.by == "samples":
-            # Nearly equal parts, so that no epoch ends in a tiny batch with a loud gradient.
-            return np.array_split(rows, -(-len(rows) // self.size))
-        ends: list[int] = []
-        start = context = response = 0
-        for place, row in enumerate(rows):
-            context = max(context, int(self.context_lengths[row]))
-            response = max(response, int(self.response_lengths[row]))
-            full = (place + 1 - start) * (context + response) > self.size
-            if full and place - start >= self.world_size:
-                ends.append(place)
-                start = place
-                context, response = int(self.context_lengths[row]), int(self.response_lengths[row])
-        parts = np.split(rows, ends)
-        if len(parts) > 1 and len(parts[-1]) < self.world_size:
-            parts[-2:] = [np.concatenate(parts[-2:])]
-        return parts

@@ -27,6 +27,7 @@ import numpy as np
 import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.files import checksum
 from attune.platform.curation import subtitles, turns
 from attune.platform.curation.cleaning import (
     DUPLICATES,
@@ -39,7 +40,7 @@ from attune.platform.curation.cleaning import (
 from attune.platform.curation.subtitles import Line
 from attune.platform.curation.turns import Turns, gap_between
 from attune.platform.data.conversations import LISTENER, SPEAKER, split_by_hash
-from attune.platform.data.files import ParquetPieces, checksum, ending, in_pieces
+from attune.platform.data.files import ParquetPieces, ending, in_pieces
 from attune.platform.data.prepare import REJECTS, Target, content, made_before, write_manifest
 from attune.platform.services import cluster
 

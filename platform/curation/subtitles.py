@@ -15,7 +15,8 @@ from pathlib import Path
 import polars as pl
 
 from attune.platform.core.errors import DataError
-from attune.platform.data.files import ending, open_bytes
+from attune.platform.core.files import open_bytes
+from attune.platform.data.files import ending
 from attune.platform.data.readers.edos import detokenized
 
 OPUS, SRT = ".xml", ".srt"

@@ -7,12 +7,8 @@ be read, with the reason and its raw text instead of its content.
 """
 
 import csv
-import gzip
-import hashlib
 import re
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -22,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attune.platform.core.errors import DataError
+from attune.platform.core.files import open_bytes
 
 ROWS_AT_A_TIME = 50_000
 ENDINGS = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 T = TypeVar("T")
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "val": "valid", "test": "test"}
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # how surrogateescape keeps what is not UTF-8
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def ending(path: Path) -> str:
@@ -40,30 +36,6 @@ def split_of(path: Path) -> str | None:
     """The split that a file's name tells: `dailydialog_test.json` is test, `dev.csv` is valid."""
     words = path.name.lower().replace(".", "_").replace("-", "_").split("_")
     return next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), None)
-
-
-@contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """A file to read, unpacked where its name ends in .gz; a DataError where that fails."""
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty (row 1 is missing): take the file out or fill it")
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
-    try:
-        with opened(path, "rb") as stream:
-            if stream.read(2) in _UTF16:
-                raise DataError(
-                    f"{path}, row 1: the file is UTF-16; convert it with 'iconv -f utf-16 -t utf-8'"
-                )
-            stream.seek(0)
-            yield stream  # type: ignore[misc]
-    except (EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{path} cannot be read to its end: {error}") from error
-
-
-def checksum(path: Path) -> str:
-    """Of a file's bytes, however large it is."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def head(path: Path) -> str:

@@ -28,6 +28,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.files import checksum
 from attune.platform.core.home import home
 from attune.platform.data import bundled
 from attune.platform.data.conversations import (
@@ -43,7 +44,6 @@ from attune.platform.data.conversations import (
     split_by_hash,
     whole_conversations,
 )
-from attune.platform.data.files import checksum
 from attune.platform.data.readers import empathetic_intents
 from attune.platform.data.samples import SAMPLES, alone, felt, samples, tokenized, utterances
 from attune.platform.data.sources import AUTO, OWN_FILES, Source

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attune.platform.evaluation.metrics import Floats
-
 BINS = 15
 SIGNATURE = f"calibration_error:top-label,{BINS}-equal-bins"
 _COLDEST, _HOTTEST = 1e-2, 1e2
 """Between which a temperature is looked for: labels that are all right, or all wrong, have none."""
 _HALVINGS = 50
 
+Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
 

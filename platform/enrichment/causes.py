@@ -18,10 +18,10 @@ import polars as pl
 import torch
 
 from attune.models.base import Annotator
-from attune.platform.batching.encoding import Stream
+from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
+from attune.platform.core.files import checksum
 from attune.platform.data.conversations import FELT
-from attune.platform.data.files import checksum
 from attune.platform.data.prepare import (
     Target,
     content,

@@ -14,13 +14,12 @@ import torch
 
 from attune.models.base import TextClassifier
 from attune.models.base import TextKind as Kind
-from attune.platform.batching.encoding import Stream
+from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
 from attune.platform.data.prepare import find_data, read_manifest
 from attune.platform.data.samples import SAMPLES, alone
 from attune.platform.enrichment import calibration
-from attune.platform.enrichment.calibration import Labels
-from attune.platform.evaluation.metrics import Floats
+from attune.platform.enrichment.calibration import Floats, Labels
 from attune.platform.runs.model import Model, load_model, read_split
 from attune.platform.runs.record import Run
 

@@ -24,8 +24,9 @@ import polars as pl
 import torch
 
 from attune.platform.core.errors import UsageError
+from attune.platform.core.files import checksum
 from attune.platform.data.conversations import SPLITS, whole_conversations
-from attune.platform.data.files import ParquetPieces, checksum, parquet_pieces
+from attune.platform.data.files import ParquetPieces, parquet_pieces
 from attune.platform.data.prepare import (
     Target,
     content,
@@ -37,12 +38,12 @@ from attune.platform.data.prepare import (
 )
 from attune.platform.data.samples import SAMPLES, alone, utterances
 from attune.platform.enrichment import calibration
+from attune.platform.enrichment.calibration import Floats
 from attune.platform.enrichment.classifier import (
     classify_texts,
     fit_temperatures,
     require_classifier,
 )
-from attune.platform.evaluation.metrics import Floats
 from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
 from attune.platform.runs.record import Run
 from attune.platform.services import cluster

@@ -30,8 +30,9 @@ import torch
 from attune.models.base import CONTEXTS, RESPONSES
 from attune.models.base import TextKind as Kind
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.files import checksum
 from attune.platform.data.conversations import SPLITS, UNPAIRED
-from attune.platform.data.files import ParquetPieces, checksum, parquet_pieces
+from attune.platform.data.files import ParquetPieces, parquet_pieces
 from attune.platform.data.prepare import (
     MANIFEST,
     REJECTS,

@@ -21,7 +21,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from attune.platform.batching.encoding import Ragged
 from attune.platform.core.errors import UsageError
-from attune.platform.data.files import checksum
+from attune.platform.core.files import checksum
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 

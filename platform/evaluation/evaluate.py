@@ -11,7 +11,8 @@ from torch import Tensor
 
 from attune.models.base import Batch, DialogueVariant, Variant
 from attune.models.decoding import Decoding, decode
-from attune.platform.batching.encoding import Columns, Ragged, Stream
+from attune.platform.batching.encoding import Columns, Ragged
+from attune.platform.batching.streams import Stream
 from attune.platform.evaluation import metrics
 from attune.platform.text.vocabulary import UNKNOWN, Vocabulary
 

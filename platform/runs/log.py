@@ -4,25 +4,14 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from attune.platform.core.logging import JOB, TRIAL
 from attune.platform.runs.record import Run
 
 TEXT, LINES = "log.txt", "log.jsonl"
-JOB, TRIAL, DASHBOARD = "ATTUNE_JOB", "ATTUNE_TRIAL", "ATTUNE_DASHBOARD"
-"""Variables by which processes know the Ray job and the trial they work for, and where to look."""
 
 Level = Literal["info", "warning", "error"]
-
-
-def job_environment() -> dict[str, str]:
-    """The variables, for workers on other machines."""
-    return {name: os.environ[name] for name in (JOB, TRIAL, DASHBOARD) if name in os.environ}
-
-
-def current_job() -> dict[str, Any]:
-    """The Ray job that this process works for, as runs and sweeps record it; empty outside one."""
-    return {"job": os.environ.get(JOB, ""), "dashboard": os.environ.get(DASHBOARD, "")}
 
 
 def log_file(run: Run) -> Path:

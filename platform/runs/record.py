@@ -93,6 +93,10 @@ class Run:
         """Where checkpoints are kept."""
         return self.folder / "checkpoints"
 
+    def newest_checkpoint(self) -> Path | None:
+        """The checkpoint written last, whether or not it is damaged."""
+        return next(reversed(checkpoint_folders(self.checkpoints)), None)
+
     @property
     def metrics_file(self) -> Path:
         """What was logged."""
@@ -116,6 +120,11 @@ class Run:
         new = self.folder / f"{RUN_RECORD}.{os.getpid()}"
         new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         new.replace(self.folder / RUN_RECORD)
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """All checkpoints in a run's folder of checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
 
 
 def runs_folder() -> Path:

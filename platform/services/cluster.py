@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from attune.platform.core.errors import UsageError
-from attune.platform.runs.log import job_environment
+from attune.platform.core.logging import job_environment
 from attune.platform.runs.record import Run
 from attune.platform.services import stack
 
@@ -143,13 +143,13 @@ def _look(probe: str, tracking: str) -> dict[str, Any]:
     }
 
 
-def fit(run: Run, cores: int) -> None:
-    """Train a run with Ray Train, so many cores a worker; returns when it has ended or was asked to
-    stop."""
+def fit(work: Callable[[dict[str, Any]], None], run: Run, cores: int) -> None:
+    """Train a run with Ray Train; returns when it has ended or was asked to stop.
+
+    Each worker calls `work` with the run's folder and the job's environment, and has `cores` cores.
+    """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-
-    from attune.platform.training.worker import work
 
     needs = needs_of(run, cores)
     use_gpu = "GPU" in needs

@@ -21,7 +21,7 @@ from typing import Any
 from attune.platform.core.commit import VARIABLE, commit
 from attune.platform.core.errors import ServiceError, UsageError, unknown_choice
 from attune.platform.core.home import home
-from attune.platform.runs.log import DASHBOARD, JOB
+from attune.platform.core.logging import DASHBOARD, JOB
 from attune.platform.services import cluster, stack, wheel
 
 JOB_SERVER = "http://127.0.0.1:8265"

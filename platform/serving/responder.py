@@ -12,7 +12,8 @@ import torch
 
 from attune.models.base import Batch, DialogueVariant, Explanation
 from attune.models.decoding import Decoding, decode, stream
-from attune.platform.batching.encoding import PADDING, Columns, Stream
+from attune.platform.batching.encoding import PADDING, Columns
+from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError, unknown_choice
 from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data.conversations import LISTENER, SPEAKER

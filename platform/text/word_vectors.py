@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.data.files import open_bytes
+from attune.platform.core.files import open_bytes
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 
 

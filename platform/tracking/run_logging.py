@@ -31,7 +31,6 @@ from attune.platform.tracking.connection import (
 )
 from attune.platform.tracking.models import log_model
 from attune.platform.tracking.sender import Sender
-from attune.platform.training import checkpoints
 
 MOST_PARAMS = 100
 """What MLflow takes at once."""
@@ -140,7 +139,7 @@ def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
     if (run.folder / SAMPLES).exists():  # by this tag MLflow shows it as a table
         table = json.dumps([{"path": SAMPLES, "type": "table"}])
         client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, table)
-    checkpoint = checkpoints.newest(run.checkpoints)
+    checkpoint = run.newest_checkpoint()
     if files and checkpoint is not None and run.training["track_checkpoint"]:
         client.log_artifacts(run_id, str(checkpoint), f"checkpoints/{checkpoint.name}")
     if run.error:

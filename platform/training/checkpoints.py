@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attune.platform.runs.record import checkpoint_folders
+
 STANDING, WEIGHTS, ENGINES, SUMS = (
     "standing.json",
     "weights.safetensors",
@@ -69,7 +71,7 @@ def write(
         _to_disk(making)
         shutil.rmtree(final, ignore_errors=True)
         making.replace(final)
-        for old in _all(folder)[:-KEPT]:
+        for old in checkpoint_folders(folder)[:-KEPT]:
             shutil.rmtree(old)
     barrier()
 
@@ -86,7 +88,7 @@ def adopt(source: Path, folder: Path) -> Standing:
     shutil.copytree(source, making)
     (making / STANDING).write_text(json.dumps(dataclasses.asdict(standing)), encoding="utf-8")
     (making / SUMS).write_text(json.dumps(_sums(making), indent=1), encoding="utf-8")
-    for old in _all(folder):
+    for old in checkpoint_folders(folder):
         shutil.rmtree(old)
     making.replace(final)
     return standing
@@ -99,14 +101,9 @@ def is_same(one: Path, other: Path) -> bool:
     return (one / SUMS).read_text(encoding="utf-8") == (other / SUMS).read_text(encoding="utf-8")
 
 
-def newest(folder: Path) -> Path | None:
-    """The last that was written, whether or not it is damaged since."""
-    return next(reversed(_all(folder)), None)
-
-
 def last_good(folder: Path, report: Callable[[str], None]) -> Path | None:
     """The newest checkpoint whose checksums are right; damaged ones are reported."""
-    for path in reversed(_all(folder)):
+    for path in reversed(checkpoint_folders(folder)):
         problem = _problem(path)
         if problem is None:
             return path
@@ -117,10 +114,6 @@ def last_good(folder: Path, report: Callable[[str], None]) -> Path | None:
 def standing_of(path: Path) -> Standing:
     """Where a run stood."""
     return Standing(**json.loads((path / STANDING).read_text(encoding="utf-8")))
-
-
-def _all(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
 
 
 def _problem(path: Path) -> str | None:

@@ -14,9 +14,10 @@ import polars as pl
 from attune.models.base import DialogueVariant
 from attune.platform import tracking
 from attune.platform.core.errors import ServiceError, UsageError
+from attune.platform.core.logging import current_job
 from attune.platform.core.settings import find_variant
 from attune.platform.data.prepare import read_manifest, read_samples
-from attune.platform.runs.log import current_job, log_file, write_log
+from attune.platform.runs.log import log_file, write_log
 from attune.platform.runs.record import Run
 from attune.platform.services import cluster
 from attune.platform.serving.responder import Responder
@@ -98,6 +99,8 @@ def _alone(run: Run) -> Iterator[None]:
 
 def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
     """Have the workers train while showing what they log; what went wrong with which run."""
+    from attune.platform.training.worker import work  # imports Ray
+
     failures: dict[str, BaseException] = {}
     at_once, cores = cluster.room(max(run.workers for run in runs), len(runs))
     turns = threading.Semaphore(at_once)
@@ -107,7 +110,7 @@ def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
             if run.stop_file.exists():  # asked to stop before its turn came
                 return
             try:
-                cluster.fit(run, cores)
+                cluster.fit(work, run, cores)
             except BaseException as error:
                 failures[run.name] = error
             if (problem := run.folder / PROBLEM).exists():

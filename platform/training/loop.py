@@ -33,7 +33,8 @@ from attune.models.base import (
     Update,
     Variant,
 )
-from attune.platform.batching.encoding import Columns, PositionedBatch, Ragged, Stream, followed
+from attune.platform.batching.encoding import Columns, Ragged, followed
+from attune.platform.batching.streams import PositionedBatch, Stream
 from attune.platform.runs.log import write_log
 from attune.platform.runs.metrics_file import MetricsFile
 from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_weights, save_model, save_weights

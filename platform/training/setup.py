@@ -23,6 +23,7 @@ from attune.models.base import (
 from attune.platform.batching.encoding import Columns, followed, unpaired
 from attune.platform.core.commit import commit
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.logging import current_job
 from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data import bundled
 from attune.platform.data.labels import EMOTIONS
@@ -31,7 +32,6 @@ from attune.platform.enrichment.causes import apply_cause_threshold
 from attune.platform.enrichment.filters import keep_emotional
 from attune.platform.enrichment.labels import LABELS_KEY
 from attune.platform.enrichment.unpaired import UNPAIRED_FILES, check_harvest, read_unpaired
-from attune.platform.runs.log import current_job
 from attune.platform.runs.model import (
     CAUSES,
     CONTEXT_LABELS,

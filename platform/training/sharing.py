@@ -1,8 +1,8 @@
 """Stages that runs have in common are trained once.
 
 A setting that plays no part in a stage or in those before it (`Variant.stage_independent_settings`)
-leaves the weights after that stage bit-identical. Of two runs that differ only in such settings, one
-can therefore start from the other's state at the end of that stage.
+leaves the weights after that stage bit-identical. Of two runs that differ only in such settings,
+one can therefore start from the other's state at the end of that stage.
 """
 
 import json

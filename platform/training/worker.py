@@ -14,7 +14,7 @@ import torch
 
 from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.runs.log import JOB
+from attune.platform.core.logging import JOB
 from attune.platform.runs.record import Run, read_run
 from attune.platform.training import engine, setup
 from attune.platform.training.loop import PROBLEM, Export, Training, Watch, Worker

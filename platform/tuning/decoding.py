@@ -8,10 +8,10 @@ from typing import Any
 from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
+from attune.platform.core.logging import current_job
 from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data.prepare import read_samples
 from attune.platform.evaluation.evaluate import evaluate
-from attune.platform.runs.log import current_job
 from attune.platform.runs.model import load_model_once
 from attune.platform.runs.record import Run, find_run
 from attune.platform.services import cluster

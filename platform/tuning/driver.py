@@ -22,7 +22,7 @@ from ray.tune.search import Searcher
 
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
-from attune.platform.runs.log import current_job
+from attune.platform.core.logging import current_job
 from attune.platform.services import cluster
 from attune.platform.tuning import schedulers
 from attune.platform.tuning import sweep as sweeps

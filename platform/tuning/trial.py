@@ -17,8 +17,9 @@ from typing import Any
 
 from attune.models.base import DialogueVariant
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.logging import TRIAL
 from attune.platform.core.settings import find_variant
-from attune.platform.runs.log import TRIAL, write_log
+from attune.platform.runs.log import write_log
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import Run, read_run
 from attune.platform.services import cluster
@@ -117,7 +118,7 @@ def _trial(task: Task, run: Run) -> None:
 
 def looks(run: Run) -> list[tuple[int, dict[str, float]]]:
     """The looks that a run's last checkpoint knows of: what came after them is done again."""
-    newest = checkpoints.newest(run.checkpoints)
+    newest = run.newest_checkpoint()
     if newest is None:
         return []
     done = int(newest.name)
@@ -214,7 +215,7 @@ def _take_over(run: Run) -> None:
     if given is None:
         return
     with given.as_directory() as folder:
-        own = checkpoints.newest(run.checkpoints)
+        own = run.newest_checkpoint()
         if own is not None and checkpoints.is_same(own, Path(folder)):
             return
         (run.folder / RESULT).unlink(missing_ok=True)
@@ -234,11 +235,13 @@ def _train_here(task: Task, run: Run, teller: Teller) -> None:
 
 
 def _train_apart(task: Task, run: Run, teller: Teller) -> None:
+    from attune.platform.training.worker import work
+
     failures: list[BaseException] = []
 
     def fit() -> None:
         try:
-            cluster.fit(run, int(task.cores))
+            cluster.fit(work, run, int(task.cores))
         except BaseException as error:
             failures.append(error)
 
@@ -273,7 +276,7 @@ def followed(run: Run, thread: threading.Thread) -> Iterator[tuple[int, dict[str
 
 
 def _saved(run: Run) -> int:
-    newest = checkpoints.newest(run.checkpoints)
+    newest = run.newest_checkpoint()
     return 0 if newest is None else int(newest.name)
 
 

@@ -17,7 +17,7 @@ from ray.tune import Callback
 
 from attune.platform import tracking
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.runs.log import current_job
+from attune.platform.core.logging import current_job
 from attune.platform.runs.record import RUN_RECORD, Run, Status, find_run, read_run, runs_folder
 from attune.platform.training import checkpoints, setup, sharing
 from attune.platform.training.driver import sample_answers
@@ -421,7 +421,7 @@ def _result(run: Run) -> dict[str, Any]:
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
-    newest = checkpoints.newest(run.checkpoints)
+    newest = run.newest_checkpoint()
     if newest is None:
         return {}
     standing = checkpoints.standing_of(newest)

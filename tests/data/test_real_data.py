@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from attune.platform.batching.encoding import Stream, encode
+from attune.platform.batching.encoding import encode
+from attune.platform.batching.streams import Stream
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.data.prepare import prepare, read_marked, read_samples
 from attune.platform.evaluation.profiles import samples_of

@@ -18,7 +18,7 @@ import torch
 from attune.models import all_variants
 from attune.models.base import DialogueVariant, Progress
 from attune.models.decoding import Decoding
-from attune.platform.batching.encoding import Stream
+from attune.platform.batching.streams import Stream
 from attune.platform.core.settings import find_variant
 from attune.platform.evaluation.evaluate import answer, score
 from attune.platform.runs.model import read_split

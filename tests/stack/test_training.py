@@ -506,7 +506,7 @@ def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begi
         def watch(step, metrics, over):
             if "valid_loss" not in metrics:
                 return
-            assert checkpoints.newest(run.checkpoints).name == f"{step:08d}"
+            assert run.newest_checkpoint().name == f"{step:08d}"
             heard.append((step, over))
             if step == leave_at:
                 raise SystemExit
@@ -529,7 +529,7 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     (tmp_path / "data" / "bundled").symlink_to(prepared)
     monkeypatch.setattr(cluster, "connect", lambda: None)
     monkeypatch.setattr(cluster, "room", lambda *_: (1, 1))
-    monkeypatch.setattr(cluster, "fit", lambda run, _: train(run, Worker()))
+    monkeypatch.setattr(cluster, "fit", lambda _, run, __: train(run, Worker()))
     monkeypatch.setattr(cluster, "waits_for", lambda *_: "")
     monkeypatch.setattr(
         "attune.platform.data.prepare.read_samples", lambda *given: read_samples(*given).head(40)

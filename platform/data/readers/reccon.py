@@ -14,8 +14,9 @@ from typing import Any
 import polars as pl
 
 from attune.platform.core.errors import DataError, unknown_choice
+from attune.platform.core.files import open_bytes
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, open_bytes, split_of
+from attune.platform.data.files import ending, split_of
 from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
 from attune.platform.data.readers.edos import detokenized
 

@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 import torch
 
-from attune.platform.batching.encoding import Layout, Position, Ragged, Stream, encode
+from attune.platform.batching.encoding import Layout, Ragged, encode
+from attune.platform.batching.streams import Position, Stream
 from attune.platform.core.errors import DataError
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import read_samples

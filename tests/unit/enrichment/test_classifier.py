@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from attune.models.base import Progress
-from attune.platform.batching.encoding import Stream, subwords_of
+from attune.platform.batching.encoding import subwords_of
+from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import read_samples

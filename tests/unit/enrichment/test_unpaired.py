@@ -15,7 +15,7 @@ import torch
 from attune import models
 from attune.models.base import CONTEXTS, PAIRED, RESPONSES, DataRequirements
 from attune.models.dummy import Dummy, DummyConfig
-from attune.platform.batching.encoding import Stream
+from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data.conversations import UNPAIRED
 from attune.platform.data.prepare import MANIFEST, prepare, read_manifest, read_samples

@@ -11,7 +11,8 @@ from attune.jobs.jobs import _again
 from attune.jobs.submit import _named, _option, _parsed
 from attune.platform.core.commit import VARIABLE, commit
 from attune.platform.core.errors import UsageError
-from attune.platform.runs.log import JOB, LINES, TRIAL, job_environment, log_file, write_log
+from attune.platform.core.logging import JOB, TRIAL, job_environment
+from attune.platform.runs.log import LINES, log_file, write_log
 from attune.platform.runs.record import Run, all_runs
 from attune.platform.services import jobs
 from attune.platform.services.cluster import unmet

@@ -14,7 +14,7 @@ from sklearn.naive_bayes import MultinomialNB
 from torch import nn
 
 from attune.models.base import PAIRED, Progress
-from attune.platform.batching.encoding import Stream
+from attune.platform.batching.streams import Stream
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import read_samples
 from attune.platform.evaluation import metrics

@@ -16,10 +16,10 @@ from attune.models import all_variants
 from attune.models.base import Choice, Range
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
-from attune.platform.runs.log import DASHBOARD, JOB
+from attune.platform.core.logging import DASHBOARD, JOB
 from attune.platform.runs.metrics_file import MetricsFile
 from attune.platform.runs.model import save_model
-from attune.platform.runs.record import Run, find_run, runs_folder
+from attune.platform.runs.record import Run, checkpoint_folders, find_run, runs_folder
 from attune.platform.services import cluster
 from attune.platform.training import checkpoints
 from attune.platform.training.settings import configure
@@ -262,8 +262,8 @@ def test_a_member_takes_over_anothers_checkpoint(tmp_path):
     )  # fmt: skip
     write_checkpoint(one, standing)
     write_checkpoint(other, checkpoints.Standing(step=60, total=60))
-    given = checkpoints.newest(one)
-    assert not checkpoints.is_same(given, checkpoints.newest(other))
+    [given] = checkpoint_folders(one)
+    assert not checkpoints.is_same(given, checkpoint_folders(other)[-1])
     checkpoints.adopt(given, other)
     problems = []
     taken = checkpoints.last_good(other, problems.append)

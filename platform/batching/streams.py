@@ -1,0 +1,195 @@
+"""Streams of batches: bucketed by length, padded per batch, sharded by rank, resumable.
+
+The batches of an epoch are planned as row numbers only, from the seed and the epoch number: pools
+of shuffled samples are sorted by length and cut, then the batches are shuffled. Any step of any
+epoch can therefore be started without replaying the steps before it. A plan consists of *global*
+batches and does not depend on the number of ranks; each rank takes every n-th row, which keeps the lengths
+on all ranks alike, and gets the sample and token counts of the whole batch as divisors.
+"""
+
+import functools
+import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from attune.models.base import Batch
+from attune.platform.batching.encoding import Columns, Numbers, Ragged
+from attune.platform.core.errors import DataError
+
+POOL = 256
+"""Number of batches whose samples are sorted together: more reduces padding and mixes less."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Position:
+    """Where in the data a run stands: the next batch to be taken. A checkpoint stores this."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionedBatch:
+    """A batch, and where to go on after it."""
+
+    batch: Batch
+    following: Position
+
+
+def _lengths(columns: Columns, name: str) -> Numbers:
+    column = columns.get(name)
+    if column is None:
+        return np.zeros(len(columns["index"]), dtype=np.int64)
+    assert isinstance(column, Ragged)
+    return column.lengths
+
+
+class Stream:
+    """Endless batches of one stream of samples, the same for the same seed."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        *,
+        size: int,
+        by: Literal["samples", "tokens"] = "samples",
+        seed: int = 0,
+        shuffle: bool = True,
+        by_context: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        prefetch: int = 4,
+    ):
+        """`size` counts samples, or tokens of contexts and responses with their padding.
+
+        Batches are of like responses, or with `by_context` of like contexts (for decoding).
+        Unpaired text lacks one of the two.
+        """
+        self.context_lengths = _lengths(columns, "context")
+        self.response_lengths = _lengths(columns, "response")
+        self.tokens = self.response_lengths if "response" in columns else self.context_lengths
+        if len(self.response_lengths) < world_size:
+            raise DataError(
+                f"{len(self.response_lengths)} samples cannot be shared by {world_size} workers"
+            )
+        if by == "samples" and size < world_size:
+            raise DataError(f"a batch of {size} samples cannot be shared by {world_size} workers")
+        self.columns = columns
+        self.size, self.by = size, by
+        self.seed, self.shuffle, self.by_context = seed, shuffle, by_context
+        self.rank, self.world_size = rank, world_size
+        self.prefetch = prefetch
+        self.plan = functools.lru_cache(2)(self._plan)
+
+    def batches(self, start: Position = Position()) -> Iterator[PositionedBatch]:  # noqa: B008
+        """The batches from `start` on, for ever; made ahead in a thread."""
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+            ahead: deque[Future[PositionedBatch]] = deque()
+            try:
+                for rows, following in self._planned(start):
+                    ahead.append(thread.submit(self._load, rows, following))
+                    if len(ahead) > self.prefetch:
+                        yield ahead.popleft().result()
+            finally:
+                for future in ahead:
+                    future.cancel()
+
+    def epoch(self, number: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch only, in which each sample comes exactly once."""
+        for loaded in self.batches(Position(epoch=number)):
+            yield loaded.batch
+            if loaded.following.epoch > number:
+                return
+
+    def position(self, step: int) -> Position:
+        """Where batch number `step`, counted over all epochs, stands."""
+        epoch = 0
+        while step >= len(self.plan(epoch)):
+            step -= len(self.plan(epoch))
+            epoch += 1
+        return Position(epoch=epoch, batch=step)
+
+    def _planned(self, here: Position) -> Iterator[tuple[Numbers, Position]]:
+        """The rows of each batch, with the position after it."""
+        while True:
+            plan = self.plan(here.epoch)
+            for number in range(here.batch, len(plan) - 1):
+                yield plan[number], Position(epoch=here.epoch, batch=number + 1)
+            yield plan[-1], Position(epoch=here.epoch + 1)
+            here = Position(epoch=here.epoch + 1)
+
+    def _load(self, rows: Numbers, following: Position) -> PositionedBatch:
+        mine = rows[self.rank :: self.world_size]
+        tensors = {
+            name: column.padded(mine)
+            if isinstance(column, Ragged)
+            else torch.from_numpy(column[mine])
+            for name, column in self.columns.items()
+        }
+        tokens = int(self.tokens[rows].sum())
+        batch = Batch(
+            tensors=tensors,
+            samples=len(rows) / self.world_size,
+            tokens=tokens / self.world_size,
+        )
+        return PositionedBatch(batch=batch, following=following)
+
+    def _plan(self, epoch: int) -> list[Numbers]:
+        """The global batches of an epoch, as row numbers."""
+        count = len(self.response_lengths)
+        if not self.shuffle:
+            return self._cut(self._by_length(np.arange(count)))
+        draw = np.random.default_rng([self.seed, epoch])
+        order = draw.permutation(count)
+        pools = np.array_split(order, max(1, round(count / (self._typical_rows() * POOL))))
+        batches = [batch for pool in pools for batch in self._cut(self._by_length(pool))]
+        return [batches[number] for number in draw.permutation(len(batches))]
+
+    def _by_length(self, rows: Numbers) -> Numbers:
+        """Rows in an order in which neighbours are alike.
+
+        By the response first, then strips of that by the context, to and fro, so that a batch that
+        lies across two strips has contexts alike, too. Batches are then alike in both, and their
+        responses still of several lengths.
+        """
+        contexts, responses = self.context_lengths, self.response_lengths
+        if self.by_context:
+            return rows[np.lexsort((responses[rows], contexts[rows]))]
+        rows = rows[np.lexsort((contexts[rows], responses[rows]))]
+        count = max(1, round(math.sqrt(len(rows) / self._typical_rows())))
+        strips = [
+            strip[np.lexsort((responses[strip], contexts[strip]))]
+            for strip in np.array_split(rows, count)
+        ]
+        return np.concatenate([s[::-1] if number % 2 else s for number, s in enumerate(strips)])
+
+    def _typical_rows(self) -> float:
+        if self.by == "samples":
+            return self.size
+        mean = float(np.mean(self.context_lengths + self.response_lengths))
+        return max(1.0, self.size / mean)
+
+    def _cut(self, rows: Numbers) -> list[Numbers]:
+        if self.by == "samples":
+            # Nearly equal parts, so that no epoch ends in a tiny batch with a loud gradient.
+            return np.array_split(rows, -(-len(rows) // self.size))
+        ends: list[int] = []
+        start = context = response = 0
+        for place, row in enumerate(rows):
+            context = max(context, int(self.context_lengths[row]))
+            response = max(response, int(self.response_lengths[row]))
+            full = (place + 1 - start) * (context + response) > self.size
+            if full and place - start >= self.world_size:
+                ends.append(place)
+                start = place
+                context, response = int(self.context_lengths[row]), int(self.response_lengths[row])
+        parts = np.split(rows, ends)
+        if len(parts) > 1 and len(parts[-1]) < self.world_size:
+            parts[-2:] = [np.concatenate(parts[-2:])]
+        return parts
