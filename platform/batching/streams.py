@@ -3,8 +3,8 @@
 The batches of an epoch are planned as row numbers only, from the seed and the epoch number: pools
 of shuffled samples are sorted by length and cut, then the batches are shuffled. Any step of any
 epoch can therefore be started without replaying the steps before it. A plan consists of *global*
-batches and does not depend on the number of ranks; each rank takes every n-th row, which keeps the lengths
-on all ranks alike, and gets the sample and token counts of the whole batch as divisors.
+batches and does not depend on the number of ranks; each rank takes every n-th row, which keeps
+the lengths on all ranks alike, and gets the sample and token counts of the whole batch as divisors.
 """
 
 import functools

@@ -64,7 +64,7 @@ def test_another_key_is_noticed(output, difference):
 def test_train(call, monkeypatch):
     def train_all(runs, _):
         result = {"steps": 2, "seconds": 1.0, "metrics": {"valid_loss": 1.0}}
-        return [run.changed(status="finished", result=result) for run in runs]
+        return [run.update(status="finished", result=result) for run in runs]
 
     monkeypatch.setattr(training_driver, "train_all", train_all)
     monkeypatch.setattr(tracking, "start_group", lambda *_: "group")
@@ -78,7 +78,7 @@ def run_trials(sweep, _):
     """End every trial of a sweep with a result for each of its metrics."""
     while (trial := sweep.ask()) is not None:
         sweep.tell(trial[0], "finished", "", dict.fromkeys(sweep.metrics, trial[0] + 1.0))
-    return sweep.changed(status="finished")
+    return sweep.update(status="finished")
 
 
 def test_sweeps(call, home, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_report_over_several_seeds(call, home, monkeypatch):
     def train_all(runs, _):
         for run in runs:
             (run.folder / "result.json").write_text('{"steps": 9, "metrics": {"valid_loss": 1.0}}')
-        return [run.changed(status="finished") for run in runs]
+        return [run.update(status="finished") for run in runs]
 
     def run_two_trials(sweep, _):
         for ended, steps in (("finished", 9), ("stopped early", 1)):
@@ -113,7 +113,7 @@ def test_a_report_over_several_seeds(call, home, monkeypatch):
             run = write_run(home, f"trial-{number}", "dummy", result=result)
             sweep.note(number, runs=[run.name])
             sweep.tell(number, ended, "", {"valid_loss": 1.0}, [1.0])
-        return sweep.changed(status="finished")
+        return sweep.update(status="finished")
 
     monkeypatch.setattr(tuning_driver, "run", run_two_trials)
     monkeypatch.setattr(training_driver, "train_all", train_all)

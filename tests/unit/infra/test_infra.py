@@ -241,8 +241,8 @@ def test_commands_and_their_options_exist():
 
 def test_the_job_trains_what_can_be_trained():
     words = shlex.split(read(MANIFESTS["RayJob"])["spec"]["entrypoint"])
-    changes = dict(word.split("=") for word in words if "=" in word)
-    _, training = settings.configure(words[2], words[words.index("--preset") + 1], changes)
+    overrides = dict(word.split("=") for word in words if "=" in word)
+    _, training = settings.configure(words[2], words[words.index("--preset") + 1], overrides)
     assert training.deepspeed in SCALES
 
 
@@ -278,7 +278,7 @@ def home(tmp_path, monkeypatch):
 def test_spread_and_offloaded_weights_learn_the_same(prepared):
     _, expected = trained(prepared, "plain")
     for scale, stage in (("one-gpu-offload", 2), ("many-nodes", 3)):
-        run, found = trained(prepared, scale, changes={"deepspeed": scale})
+        run, found = trained(prepared, scale, overrides={"deepspeed": scale})
         assert run.zero == stage
         assert engine.kept_settings(run.folder)[engine.ZERO]["offload_optimizer"]["device"] == "cpu"
         assert found == pytest.approx(expected, rel=1e-4)
@@ -300,12 +300,12 @@ def test_settings_that_deepspeed_would_not_take(content, message, home, prepared
     path = home / "mine.json"
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
-        setup.new_run("dummy", data=str(prepared), zero=1, changes={"deepspeed": str(path)})
+        setup.new_run("dummy", data=str(prepared), zero=1, overrides={"deepspeed": str(path)})
 
 
 @pytest.mark.usefixtures("home")
 def test_settings_that_are_not_there(prepared):
     with pytest.raises(UsageError, match="did you mean 'many-nodes'"):
-        setup.new_run("dummy", data=str(prepared), changes={"deepspeed": "many-node"})
+        setup.new_run("dummy", data=str(prepared), overrides={"deepspeed": "many-node"})
     with pytest.raises(UsageError, match="cannot be trained with --zero 3"):
-        setup.new_run("multi-trs", data=str(prepared), changes={"deepspeed": "many-nodes"})
+        setup.new_run("multi-trs", data=str(prepared), overrides={"deepspeed": "many-nodes"})
