@@ -159,6 +159,18 @@ class Range:
 SearchSpaces = Mapping[str, Mapping[str, Choice | Range]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelledPoints:
+    """Points of a figure, such as embeddings, with a name and a group for each."""
+
+    points: Tensor
+    """(N, D), detached, on the CPU."""
+    names: Sequence[str]
+    """(N,) the label beside each point."""
+    groups: Sequence[str]
+    """(N,) the group that colours each point."""
+
+
 class Variant(nn.Module, ABC):
     """Everything the trainer drives: dialogue models, classifiers, annotators."""
 
@@ -174,6 +186,11 @@ class Variant(nn.Module, ABC):
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of reduced systems with the settings that make them."""
     search_spaces: ClassVar[SearchSpaces] = {}
+    figures: ClassVar[Mapping[str, str]] = {}
+    """The figures of its paper that can be drawn from a trained model: the figure's name (that of
+    the `attune show` command) -> the method that returns what to draw. The method takes what the
+    figure depends on, often nothing, and returns a small dataclass of tensors and labels, such as
+    `LabelledPoints`; drawing is left to the caller."""
     zero_3: ClassVar[bool] = False
     """Whether every weight is used only within the forward of the module that owns it, which is
     what lets ZeRO 3 spread the weights themselves over the workers."""

@@ -40,6 +40,7 @@ from attune.models.base import (
     Choice,
     DataInfo,
     Explanation,
+    LabelledPoints,
     Losses,
     Progress,
     Range,
@@ -187,6 +188,7 @@ class Mime(Transformer):
             "annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000)),
         },
     }
+    figures: ClassVar = {"embeddings": "emotion_embeddings"}
     controls: ClassVar = {
         "stochasticity": (OFF, ON),
         "seed": tuple(str(number) for number in range(100)),
@@ -433,6 +435,18 @@ class Mime(Transformer):
             )
             for row, explanation in enumerate(super().explain(batch))
         ]
+
+    def emotion_embeddings(self) -> LabelledPoints:
+        """Return the emotions' embeddings by group (Figure 3 of the paper), also where the model
+        was trained without groups."""
+        emotions = self.data_info.emotions
+        groups = groups_of(replace(self.config, grouping=True), emotions)
+        group_names = {number: name for name, numbers in groups.items() for number in numbers}
+        return LabelledPoints(
+            points=self.emotions.weight.detach().cpu(),
+            names=emotions,
+            groups=[group_names[number] for number in range(len(emotions))],
+        )
 
     def _names(self, group: str) -> list[str]:
         return [self.data_info.emotions[number] for number in self.groups[group]]

@@ -191,3 +191,14 @@ def test_the_divergence_is_annealed_in_training_alone(build, batch):
     assert torch.allclose(bounds[True, 5] - bounds[True, 0], divergence / 2, atol=1e-5)
     assert torch.equal(bounds[True, 20], bounds[True, 10])
     assert torch.equal(bounds[False, 0], bounds[False, 20])
+
+
+def test_the_figure_of_embeddings(build):
+    """Every emotion has a point and a group, also in a model without groups."""
+    for name in ("mime", "mime-no-mimicry-no-grouping"):
+        variant = build(name).variant
+        figure = getattr(variant, variant.figures["embeddings"])()
+        assert figure.points.shape == (32, variant.config.width)
+        assert tuple(figure.names) == EMOTIONS
+        for emotion, group in zip(figure.names, figure.groups, strict=True):
+            assert emotion in mime.TABLE_1[group]
