@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 SOURCE ?= bundled
-# mypy cannot follow the mapping of folders to packages, so it gets links in their places.
+# mypy and import-linter cannot follow the mapping of folders to packages, so they get links instead.
 LINKS := $(VENV)/links/attune
 INSTALLED := $(VENV)/.installed
 MAKEFLAGS += --jobs=2
@@ -42,6 +42,7 @@ lint: install
 	mkdir -p $(LINKS)
 	ln -sfn $(addprefix $(CURDIR)/,platform models jobs ui infra) $(LINKS)
 	MYPYPATH=$(VENV)/links $(VENV)/bin/mypy --package attune
+	PYTHONPATH=$(VENV)/links $(VENV)/bin/lint-imports --no-cache
 
 bench: install
 	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE) $(if $(PARTS),--parts $(PARTS)) $(if $(RUN),--run $(RUN))
