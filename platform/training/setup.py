@@ -48,6 +48,7 @@ from attune.platform.runs.model import (
     requires_lexicon,
 )
 from attune.platform.runs.record import (
+    LATEST,
     RUN_RECORD,
     Run,
     all_runs,
@@ -336,6 +337,38 @@ def _check_same(run: Run, variant: str, asked: Mapping[str, Any]) -> None:
                 f"run '{run.name}' was begun with {key}={was[key]}, not {value}: leave it out to "
                 f"go on, or begin a new run under another --name"
             )
+    if "data" in asked:
+        _check_same_data(run, asked["data"])
+    if "init" in asked:
+        _check_same_init(run, asked["init"])
+
+
+def _check_same_data(run: Run, data: str) -> None:
+    """Refuse other data than the run's; the content counts, not the folder."""
+    if read_manifest(find_data(data))["hash"] != run.data["hash"]:
+        is_bundled = run.data["name"] == bundled.NAME
+        original = bundled.NAME if is_bundled else run.data["folder"]
+        raise UsageError(
+            f"run '{run.name}' was started with --data {original}, not {data}: leave --data out to "
+            f"resume it, or start a new run with another --name"
+        )
+
+
+def _check_same_init(run: Run, init: str) -> None:
+    """Refuse other initial weights than the run's; `V@latest` is the latest run of V before it."""
+    variant, _, which = init.partition("@")
+    earlier = [r for r in all_runs() if r.variant == variant and r.created < run.created]
+    first = earlier[-1] if which == LATEST and earlier else find_run(init)
+    if run.init is None:
+        difference = f"without --init, not with --init {init}"
+    elif Path(run.init).resolve() != first.model.resolve():
+        difference = f"with --init {Path(run.init).parent.name}, not {init}"
+    else:
+        return
+    raise UsageError(
+        f"run '{run.name}' was started {difference}: leave --init out to resume it, or start a new "
+        f"run with another --name"
+    )
 
 
 def check_zero(variant: type[Variant], name: str, zero: int) -> None:

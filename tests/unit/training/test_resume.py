@@ -1,0 +1,76 @@
+"""`attune train --resume`: what may differ from the run that is continued."""
+
+import json
+import shutil
+
+import pytest
+
+from attune.platform.data.prepare import prepare
+from attune.platform.runs.model import save_model
+from attune.platform.runs.record import find_run
+from attune.platform.training import driver, setup
+from tests.commands import refused, spoken
+
+TRAIN = ("train", "dummy", "--preset", "tiny", "--name", "mine")
+
+
+@pytest.fixture
+def base_runs(home_with, build, prepared, monkeypatch):
+    """Two runs to begin with, and training that stops at once."""
+    home = home_with({"first": build("dummy"), "second": build("dummy")})
+    (home / "data").mkdir()
+    (home / "data" / "bundled").symlink_to(prepared)
+    monkeypatch.setattr(driver, "train_all", lambda runs, _: list(runs))
+
+
+@pytest.fixture
+def other_data(tmp_path):
+    utterances = [{"role": "speaker", "text": "Hi."}, {"role": "listener", "text": "Oh."}]
+    lines = [json.dumps({"id": split, "split": split, "utterances": utterances})
+             for split in ("train", "valid", "test")]  # fmt: skip
+    (tmp_path / "other.jsonl").write_text("\n".join(lines))
+    prepare(str(tmp_path / "other.jsonl"), tmp_path / "other")
+    return tmp_path / "other"
+
+
+@pytest.mark.usefixtures("base_runs")
+def test_other_data_are_refused(call, other_data):
+    spoken(call(*TRAIN, "--json"))
+    for name in (("--name", "mine"), ()):  # without a name: the variant's latest
+        message = refused(call("train", "dummy", *name, "--resume", "--data", other_data))
+        assert "run 'mine' was started with --data bundled" in message
+        assert f"not {other_data}" in message
+        assert "leave --data out" in message
+    assert find_run("mine").data["name"] == "bundled"
+
+
+@pytest.mark.usefixtures("base_runs")
+def test_the_same_data_may_be_named(call, prepared, tmp_path):
+    spoken(call(*TRAIN, "--json"))
+    shutil.copytree(prepared, tmp_path / "copy")  # the content counts, not the folder
+    for data in ((), ("--data", "bundled"), ("--data", prepared), ("--data", tmp_path / "copy")):
+        spoken(call(*TRAIN, "--resume", *data, "--json"))
+
+
+@pytest.mark.usefixtures("base_runs")
+def test_another_run_to_begin_with_is_refused(call):
+    spoken(call(*TRAIN, "--json"))
+    message = refused(call(*TRAIN, "--resume", "--init", "first"))
+    assert "run 'mine' was started without --init, not with --init first" in message
+    assert "leave --init out" in message
+    tuned = ("train", "dummy", "--preset", "tiny", "--name", "tuned")
+    spoken(call(*tuned, "--init", "first", "--json"))
+    message = refused(call(*tuned, "--resume", "--init", "second"))
+    assert "run 'tuned' was started with --init first, not second" in message
+
+
+@pytest.mark.usefixtures("base_runs")
+def test_the_same_run_to_begin_with_may_be_named(call):
+    """`dummy@latest` is the one it was when the run began, not the run itself."""
+    for name, init in (("one", "first"), ("two", "dummy@latest")):
+        command = ("train", "dummy", "--preset", "tiny", "--name", name)
+        spoken(call(*command, "--init", init, "--json"))
+        run = find_run(name)
+        save_model(setup.model_of(run), run.model)
+        for again in ((), ("--init", init)):
+            spoken(call(*command, "--resume", *again, "--json"))
