@@ -67,6 +67,15 @@ def parse_overrides(texts: Iterable[str] | None, option: str = "--set") -> dict[
     return found
 
 
+def minutes(value: float | None) -> float | None:
+    """Check what follows `--max-minutes`; Typer's own `min` would admit 0."""
+    if value is not None and not value > 0:  # neither is NaN
+        raise UsageError(
+            f"--max-minutes {value:g}: expected a number above 0; leave it out for no limit"
+        )
+    return value
+
+
 def seeds(text: str) -> list[int]:
     """What follows `--seeds`."""
     try:

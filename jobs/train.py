@@ -56,7 +56,8 @@ def train(
         int | None, typer.Option(min=1, help="Steps at most, all stages together.")
     ] = None,
     max_minutes: Annotated[
-        float | None, typer.Option(min=0, help="Minutes at most, all stages together.")
+        float | None,
+        typer.Option(callback=options.minutes, help="Minutes at most, all stages together."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The run's name.", show_default="<variant>-<data>-<n>")

@@ -111,7 +111,8 @@ def run(
     ] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Steps of a trial at most.")] = None,
     max_minutes: Annotated[
-        float | None, typer.Option(min=0, help="Minutes of a trial at most.")
+        float | None,
+        typer.Option(callback=options.minutes, help="Minutes of a trial at most."),
     ] = None,
     seed: Annotated[
         int | None,

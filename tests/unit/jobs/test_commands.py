@@ -205,3 +205,21 @@ def test_help_is_fast_because_it_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("command", [("train", "dummy"), ("tune", "dummy", "--space", "optimizer")])
+@pytest.mark.parametrize("minutes", ["0", "-1", "0.0", "nan"])
+@pytest.mark.usefixtures("home")
+def test_no_minutes_are_not_unlimited_minutes(call, command, minutes):
+    message = refused(call(*command, "--max-minutes", minutes))
+    assert "expected a number above 0" in message
+    assert "leave it out for no limit" in message
+
+
+@pytest.mark.parametrize(
+    "command", [("train", "dummy"), ("tune", "dummy", "--space", "optimizer"), ("demo", "dummy")]
+)
+@pytest.mark.parametrize("steps", ["0", "-1"])
+@pytest.mark.usefixtures("home")
+def test_no_steps_are_not_unlimited_steps(call, command, steps):
+    assert "--max-steps" in refused(call(*command, "--max-steps", steps))

@@ -53,6 +53,7 @@ def attune(*arguments, capsys, monkeypatch):
         (("submit", "train", "mime", "--preset", "tiny", "--stpes", "1"), "--stpes"),
         (("submit", "--", "data", "prepare", "--sorce", "x"), "--sorce"),
         (("submit", "--home", "there", "--", "runs"), "beginning with '/'"),
+        (("submit", "--", "train", "mime", "--max-minutes", "0"), "--max-minutes 0: expected"),
         (("submit", "--upload", "nowhere", "--", "runs"), "does not exist"),
         (("submit", "--upload", ".", "--", "runs"), "the command does not name it"),
         (("submit", "--gpus-per-worker", "-1", "--", "runs"), "gpus-per-worker"),
