@@ -94,12 +94,12 @@ def new_run(
     manifest = read_manifest(folder)
     requirements = find_variant(variant)[0].requirements_for(config)
     _check_needs(find_variant(variant)[0], variant, config, folder)
-    lexicon, notice = None, ""
+    lexicon, lexicon_notice = None, ""
     if requires_lexicon(requirements):
-        lexicon, notice = _lexicon(training, requirements, folder)
-    labeller = None
+        lexicon, lexicon_notice = _lexicon(training, requirements, folder)
+    labeller, labeller_notice = None, ""
     if CONTEXT_LABELS in requirements.columns:
-        labeller, notice = _labeller(training, manifest)
+        labeller, labeller_notice = _labeller(training, manifest)
     data_name = data if data == "bundled" else folder.name
     name = name or new_run_name(variant, data_name)
     check_run_name(name)
@@ -125,7 +125,7 @@ def new_run(
         command=" ".join(["attune", *sys.argv[1:]]),
         commit=commit(),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        notice=notice,
+        notice="; ".join(filter(None, (lexicon_notice, labeller_notice))),
         **current_job(),
     )
     if (run.folder / RUN_RECORD).exists():

@@ -1,5 +1,7 @@
 """MEED2: subwords, labels that the decoder is told, and a label that a user asks for."""
 
+import shutil
+
 import numpy as np
 import polars as pl
 import pytest
@@ -9,7 +11,7 @@ from attune.models.base import PAIRED, Progress
 from attune.models.decoding import Decoding
 from attune.models.labels import LABELS
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.data.prepare import read_samples
+from attune.platform.data.prepare import LEXICON, read_samples
 from attune.platform.evaluation.evaluate import evaluate, predictions
 from attune.platform.runs.model import save_model
 from attune.platform.serving.responder import Responder
@@ -190,3 +192,14 @@ def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
     labels = answer.explanation.word_labels
     assert set(labels) <= set(LABELS)
     assert len(set(labels[:3])) == 1  # one for each utterance
+
+
+def test_notices_of_lexicon_and_labeller_are_both_kept(prepared, tmp_path, monkeypatch):
+    """No variant needs both so far, so one that reads labels is made to read emotion words too."""
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(setup, "requires_lexicon", lambda _: True)
+    shutil.copytree(prepared, tmp_path / "data")
+    (tmp_path / "data" / LEXICON).unlink(missing_ok=True)
+    run = setup.new_run("meed2", data=str(tmp_path / "data"), preset="tiny")
+    assert "lexicon=FILE" in run.notice
+    assert "labeller=RUN" in run.notice
