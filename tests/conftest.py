@@ -23,6 +23,7 @@ from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training import settings
 from tests.encoders import write_tiny_encoder
+from tests.golden.preparation import prepare_corpus
 from tests.runs import write_run
 
 # One thread: the same sums whatever the machine, and no fight for cores with Ray's processes, which
@@ -45,6 +46,14 @@ def seeded():
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "bundled"
     prepare("bundled", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden_corpus(tmp_path_factory):
+    """The folder of the corpus that golden behaviour is recorded on."""
+    folder = tmp_path_factory.mktemp("golden")
+    prepare_corpus(folder)
     return folder
 
 

@@ -9,10 +9,10 @@ from tests.golden import behaviour
 
 
 @pytest.mark.parametrize("name", behaviour.names())
-def test_behaviour_matches_the_record(corpus, name, tmp_path, monkeypatch):
+def test_behaviour_matches_the_record(golden_corpus, name, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     expected = json.loads(behaviour.path_of(name).read_text(encoding="utf-8"))
-    lines = behaviour.differences(expected, behaviour.measure(name, corpus))
+    lines = behaviour.differences(expected, behaviour.measure(name, golden_corpus))
     assert not lines, "\n".join([f"{len(lines)} values differ:", *lines[:20]])
 
 

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import METRICS_FILE, find_run, runs_folder
 from attune.platform.services import stack
+from tests.golden import commands
 from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -209,3 +210,11 @@ def test_a_job_with_two_workers_gives_the_losses_of_one():
         assert step == same
         assert found == pytest.approx(expected, rel=1e-3), step
     assert_tracked_once(run)
+
+
+@pytest.mark.usefixtures("environment")
+def test_stages_on_a_cluster_match_the_record(golden_corpus, monkeypatch):
+    monkeypatch.setenv("ATTUNE_CPUS_PER_WORKER", "1")  # and one thread
+    output = finished(attune(*commands.arguments("empdg", golden_corpus)))
+    result = json.loads(output.splitlines()[-1])
+    commands.check("empdg", commands.measures_of("empdg", result["metrics"]))
