@@ -128,7 +128,7 @@ def curate(
     - `attune data curate --source films/ --turns none --out films-clean --without lyrics`
     """
     from attune.platform.curation import curate
-    from attune.platform.data import prepare
+    from attune.platform.data import dataset_folder
 
     with progress("files") as bar:
         task = bar.add_task("curating", total=None)
@@ -145,7 +145,7 @@ def curate(
     screen = console(as_json)
     _show_statistics(screen, manifest["statistics"])
     _show_steps(screen, manifest["steps"])
-    rejected = prepare.rejected(out, manifest)
+    rejected = dataset_folder.rejected(out, manifest)
     if rejected["rows"]:
         where = rejected["file"]
         screen.print(f"set aside: {rejected['rows']:,} damaged files, listed in {where}")

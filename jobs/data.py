@@ -70,7 +70,7 @@ def prepare_command(
     - `attune data prepare --source empatheticdialogues/ --out data/ed`
     - `attune data prepare --source mine.jsonl --out data/mine --strict`
     """
-    from attune.platform.data import prepare
+    from attune.platform.data import dataset_folder, prepare
 
     with progress("utterances") as bar:
         task = bar.add_task("preparing", total=None)
@@ -91,7 +91,7 @@ def prepare_command(
                 "hash": manifest["hash"],
                 "format": manifest["format"],
                 "splits": manifest["splits"],
-                "rejected": prepare.rejected(out, manifest),
+                "rejected": dataset_folder.rejected(out, manifest),
             }
         )
 
@@ -104,11 +104,11 @@ def inspect_command(
     as_json: Json = False,
 ) -> None:
     """Show what a prepared folder holds: counts, emotions, lengths and a few samples."""
-    from attune.platform.data import inspection, prepare
+    from attune.platform.data import dataset_folder, inspection
 
     report = inspection.inspect(folder, samples=samples, seed=seed)
     screen = console(as_json)
-    _show_counts(screen, folder, prepare.read_manifest(folder))
+    _show_counts(screen, folder, dataset_folder.read_manifest(folder))
     _show_emotions(screen, report["emotions"])
     _show_lengths(screen, report["lengths"])
     _show_vocabulary(screen, report["vocabulary"])
@@ -160,7 +160,7 @@ def harvest_command(
     - `attune data harvest mine --source reddit.jsonl.gz --out data/reddit --threshold 0.7`
     """
     from attune.jobs import options
-    from attune.platform.data import prepare
+    from attune.platform.data import dataset_folder
     from attune.platform.enrichment.unpaired import count_unpaired, harvest_texts
 
     if not 0 <= threshold < 1:
@@ -189,7 +189,7 @@ def harvest_command(
                 "threshold": threshold,
                 "streams": found,
                 "harvest": manifest["harvest"],
-                "rejected": prepare.rejected(out, manifest),
+                "rejected": dataset_folder.rejected(out, manifest),
             }
         )
 

@@ -194,7 +194,7 @@ def _tracking_server(address: str) -> Check:
 
 
 def _data() -> list[Check]:
-    from attune.platform.data.prepare import MANIFEST, read_manifest
+    from attune.platform.data.dataset_folder import MANIFEST, read_manifest
 
     folders = sorted(path.parent for path in (home() / "data").glob(f"*/{MANIFEST}"))
     if not folders:

@@ -259,7 +259,7 @@ def _marks(
     run: "Run", folder: Path, split: str, threshold: float | None, total: "Progress",
     done: "Progress",
 ) -> "Evaluation":  # fmt: skip
-    from attune.platform.data.prepare import read_marked
+    from attune.platform.data.dataset_folder import read_marked
     from attune.platform.enrichment.causes import CAUSE_THRESHOLD
     from attune.platform.evaluation import cause_metrics
     from attune.platform.runs.model import load_model
@@ -289,7 +289,8 @@ def _emotions(
 def _data(run: "Run", data: str | None, split: str) -> tuple[Path, dict[str, str]]:
     """The folder to be evaluated on, and its hash where it is not what the run learned from."""
     from attune.platform.data.conversations import SPLITS
-    from attune.platform.data.prepare import find_data, read_manifest
+    from attune.platform.data.dataset_folder import read_manifest
+    from attune.platform.data.prepare import find_data
 
     if split not in SPLITS:
         raise UsageError(unknown_choice("split", split, SPLITS))
@@ -364,7 +365,8 @@ def _after(stage: str | None) -> dict[str, str]:
 def _published(run: "Run", data: str | None, result: dict[str, Any]) -> dict[str, list["Figure"]]:
     """What papers print of the same metrics, where it is the same data."""
     from attune.models import published
-    from attune.platform.data.prepare import find_data, read_manifest
+    from attune.platform.data.dataset_folder import read_manifest
+    from attune.platform.data.prepare import find_data
 
     form = read_manifest(find_data(data or run.data["folder"]))["format"]
     if result["split"] != TEST or form not in PUBLISHED_ON:
@@ -379,7 +381,7 @@ def _evaluated(
 ) -> "Evaluation":  # fmt: skip
     from attune.models.base import DialogueVariant
     from attune.models.published import PROFILES
-    from attune.platform.data.prepare import read_samples
+    from attune.platform.data.dataset_folder import read_samples
     from attune.platform.evaluation.evaluate import evaluate
     from attune.platform.evaluation.profiles import samples_of
     from attune.platform.runs.model import check_labels, load_model

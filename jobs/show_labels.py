@@ -87,7 +87,8 @@ def predictor(
 
     - `attune show predictor meed2@latest meed2-joint@latest`
     """
-    from attune.platform.data.prepare import find_data, read_samples
+    from attune.platform.data.dataset_folder import read_samples
+    from attune.platform.data.prepare import find_data
     from attune.platform.evaluation import control
 
     runs = [options.trained_run(name) for name in names]

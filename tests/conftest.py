@@ -15,8 +15,9 @@ from attune.models.base import Batch
 from attune.platform.batching.encoding import Ragged, encode, read_by, subwords_of
 from attune.platform.core.settings import find_variant
 from attune.platform.data import bundled
+from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.prepare import prepare, read_manifest, read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.runs.model import build_model, save_model
 from attune.platform.text import encoders
 from attune.platform.text.emotion_words import EmotionWords

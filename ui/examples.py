@@ -9,7 +9,8 @@ from pathlib import Path
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import bundled
 from attune.platform.data.conversations import LISTENER, SPEAKER
-from attune.platform.data.prepare import find_data, read_samples
+from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.prepare import find_data
 from attune.platform.runs.record import Run
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from attune.jobs.bench.command import attune
 from attune.platform.data.conversations import LISTENER, SPEAKER
-from attune.platform.data.prepare import read_samples
+from attune.platform.data.dataset_folder import read_samples
 from attune.platform.text.tokenizing import sentences
 
 FILES, LINES = 512, 600

@@ -23,7 +23,7 @@ from attune.platform.batching.encoding import Columns, encode
 from attune.platform.batching.streams import Stream
 from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.core.errors import UsageError
-from attune.platform.data.prepare import read_samples
+from attune.platform.data.dataset_folder import read_samples
 from attune.platform.evaluation.evaluate import answer
 from attune.platform.runs.model import load_model
 from attune.platform.runs.record import find_run

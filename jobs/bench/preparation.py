@@ -18,7 +18,8 @@ from rich.console import Console
 from attune.jobs.tables import table
 from attune.platform.batching.encoding import Ragged, encode
 from attune.platform.batching.streams import Stream
-from attune.platform.data.prepare import TOKENS, prepare, read_samples
+from attune.platform.data.dataset_folder import TOKENS, read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.data.sources import Source
 from attune.platform.text.tokenizing import CONTRACTIONS, nltk_tokenize, tokenize
 from attune.platform.text.vocabulary import Vocabulary

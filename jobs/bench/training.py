@@ -36,8 +36,8 @@ from attune.models.multitask import MultiTransformer, emotion_loss
 from attune.platform.batching.encoding import PADDING, Columns, Ragged, encode
 from attune.platform.batching.streams import Stream
 from attune.platform.core.allocator import keep_freed_memory
+from attune.platform.data.dataset_folder import TOKENS, read_samples
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.prepare import TOKENS, read_samples
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.model import build_model
 from attune.platform.text.vocabulary import Vocabulary

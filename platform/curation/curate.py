@@ -40,8 +40,14 @@ from attune.platform.curation.cleaning import (
 from attune.platform.curation.subtitles import Line
 from attune.platform.curation.turns import Turns, gap_between
 from attune.platform.data.conversations import LISTENER, SPEAKER, split_by_hash
+from attune.platform.data.dataset_folder import (
+    REJECTS,
+    Target,
+    content,
+    made_before,
+    write_manifest,
+)
 from attune.platform.data.files import ParquetPieces, ending, in_pieces
-from attune.platform.data.prepare import REJECTS, Target, content, made_before, write_manifest
 from attune.platform.services import cluster
 
 NAME = "curation"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from attune.platform.data.conversations import LABELLED, SPLITS
-from attune.platform.data.prepare import TOKENS, read_manifest, read_samples, rejected
+from attune.platform.data.dataset_folder import TOKENS, read_manifest, read_samples, rejected
 
 PERCENTILES = (10, 50, 90, 99)
 

@@ -14,46 +14,49 @@ not at all; and the same input gives the same bytes, wherever and whenever it is
 """
 
 import hashlib
-import json
-import secrets
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 import polars as pl
 import pyarrow.parquet as pq
 
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.files import checksum
 from attune.platform.core.home import home
 from attune.platform.data import bundled
 from attune.platform.data.conversations import (
     FELT,
     LABELLED,
-    LISTENER,
     SPLITS,
     SPOILT,
-    UNPAIRED,
     Checker,
     divide,
     kind_of,
     split_by_hash,
     whole_conversations,
 )
+from attune.platform.data.dataset_folder import (
+    ALL_STREAMS,
+    LEXICON,
+    MANIFEST,
+    REJECTS,
+    STREAMS,
+    TOKENS,
+    Target,
+    content,
+    joint_hash,
+    read_manifest,
+    write_manifest,
+)
 from attune.platform.data.readers import empathetic_intents
-from attune.platform.data.samples import SAMPLES, alone, felt, samples, tokenized, utterances
-from attune.platform.data.sources import AUTO, OWN_FILES, Source
+from attune.platform.data.samples import SAMPLES, felt, samples, tokenized
+from attune.platform.data.sources import AUTO, Source
+from attune.platform.data.token_counts import TokenCounts
 
-STREAMS = (*SPLITS, *UNPAIRED)
-ALL_STREAMS = (*STREAMS, *FELT.values(), *LABELLED.values())
 _STREAMS_OF = {bundled: STREAMS, empathetic_intents: tuple(LABELLED.values())}
 """By reader, what it may say that a conversation belongs to; the others only know of splits."""
-MANIFEST, REJECTS = OWN_FILES
-TOKENS, LEXICON = "tokens.parquet", "lexicon.json"
 TOKENIZER = "words: lower case, 23 contractions expanded, nltk word_tokenize"
 
 _REJECTED = (
@@ -87,81 +90,6 @@ def prepare(
         manifest = _Preparation(files, made, strict, any_emotion).run(progress)
         target.publish(made, manifest)
     return manifest
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a prepared folder says of itself."""
-    path = folder / MANIFEST
-    again = f"'attune data prepare --source bundled|PATH --out {folder}'"
-    if not path.is_file():
-        raise UsageError(
-            f"'{folder}' is not a prepared folder ({MANIFEST} is missing): make one with {again}"
-        )
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        missing = {"hash", "format", "splits", "contents", "rejected"} - set(manifest)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}): prepare it anew with {again}") from error
-    if missing:
-        raise DataError(f"{path} is not Attune's (it lacks '{min(missing)}')")
-    return manifest
-
-
-def rejected(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """How many rows of files were set aside, why, and where they are listed."""
-    found: dict[str, Any] = manifest["rejected"]
-    return {**found, "file": str(folder / found["file"]) if found["file"] else None}
-
-
-def read_samples(folder: Path, stream: str) -> pl.DataFrame:
-    """One stream of a prepared folder."""
-    streams = read_manifest(folder)["splits"]
-    if stream not in streams:
-        raise UsageError(f"'{folder}' has no stream '{stream}'; it has {', '.join(streams)}")
-    path = folder / f"{stream}.parquet"
-    try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise DataError(f"{path} is missing or damaged: prepare the folder anew") from error
-
-
-def read_marked(folder: Path, split: str) -> pl.DataFrame:
-    """The samples of a split whose emotion is known, and which utterances hold its cause.
-
-    They are the felt utterances where the folder has such, else the paired samples.
-    """
-    stream = FELT[split]
-    if stream in read_manifest(folder)["splits"]:
-        return read_samples(folder, stream)
-    marks = pl.col("context_causes").list.drop_nulls().list.len()
-    marked = read_samples(folder, split).filter(
-        pl.col("emotion").is_not_null() & (marks == pl.col("context").list.len())
-    )
-    if marked.is_empty():
-        raise UsageError(
-            f"'{folder}': no sample of {split} says which utterances hold the cause of its emotion:"
-            f" use data that do, such as RECCON or 'bundled', or add marks with 'attune annotate "
-            f"cause RUN --data {folder}'"
-        )
-    return marked
-
-
-def read_labelled(folder: Path, split: str) -> pl.DataFrame:
-    """The labelled utterances of a split, each a context of one turn whose emotion is the label.
-
-    They are those that stand alone where the folder has such, else those of the paired samples.
-    """
-    stream = LABELLED[split]
-    if stream in read_manifest(folder)["splits"]:
-        return read_samples(folder, stream)
-    told = utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
-    if told.is_empty():
-        raise UsageError(
-            f"'{folder}': no utterance of {split} has a label: use data that do, such as "
-            f"EmpatheticIntents or 'bundled', or add labels with 'attune annotate emotions RUN "
-            f"--data {folder}'"
-        )
-    return alone(told)
 
 
 class _Preparation:
@@ -275,77 +203,6 @@ class _Preparation:
         return write_manifest(self.folder, manifest)
 
 
-def content(rows: pl.DataFrame) -> bytes:
-    """What a stream's hash is of: not the file, since another writer's bytes are the same samples.
-
-    Pieces of a stream, one after the other, are the whole.
-    """
-    return rows.write_ndjson().encode()
-
-
-def joint_hash(digests: Mapping[str, str]) -> str:
-    """The hash of a folder from those of its streams."""
-    nothing = hashlib.sha256().hexdigest()
-    whole = hashlib.sha256()
-    for stream in ALL_STREAMS:
-        if stream in digests or stream in STREAMS:
-            whole.update(f"{stream} {digests.get(stream, nothing)}\n".encode())
-    return whole.hexdigest()
-
-
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The last file of a prepared folder, with the checksums of all others."""
-    contents = {path.name: checksum(path) for path in sorted(folder.iterdir())}
-    complete = {**manifest, "contents": contents}
-    (folder / MANIFEST).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
-    return complete
-
-
-_HELD_OUT = [name for split in SPLITS[1:] for name in (split, LABELLED[split])]
-
-
-class TokenCounts:
-    """How often each token occurs: in what may be learned from, and in everything.
-
-    An utterance counts once, if it stands in a sample: its echoes in later contexts do not. What
-    may be learned from is train and the unpaired text; everything adds valid, test and the
-    situations, as the papers' public code does (a profile of ours, since it leaks).
-    """
-
-    def __init__(self) -> None:
-        self.learnable: Counter[str] = Counter()
-        self.everything: Counter[str] = Counter()
-
-    def add(self, utterances: pl.DataFrame) -> None:
-        """Count the tokens of whole, tokenised conversations."""
-        answered = pl.col("turn").filter(pl.col("role") == LISTENER).max().over("conversation_id")
-        used = utterances.filter(
-            pl.col("split").is_in([*UNPAIRED, *LABELLED.values()])
-            | (pl.col("turn") <= answered).fill_null(False)
-        )
-        situations = utterances.filter(pl.col("turn") == 0)["situation_tokens"]
-        learnable = used.filter(~pl.col("split").is_in(_HELD_OUT))["tokens"]
-        self.learnable.update(_counted(learnable))
-        self.everything.update(_counted(used["tokens"]))
-        self.everything.update(_counted(situations))
-
-    def frame(self) -> pl.DataFrame:
-        """(token, train, everything), commonest first, ties by the alphabet."""
-        return pl.DataFrame(
-            {
-                "token": list(self.everything),
-                "train": [self.learnable[token] for token in self.everything],
-                "everything": list(self.everything.values()),
-            },
-            schema={"token": pl.String, "train": pl.Int64, "everything": pl.Int64},
-        ).sort(["train", "everything", "token"], descending=[True, True, False])
-
-
-def _counted(tokens: pl.Series) -> dict[str, int]:
-    split = tokens.drop_nulls().str.split(" ").explode()
-    return dict(split.alias("token").value_counts().iter_rows())
-
-
 def _with_splits(conversations: pl.DataFrame) -> pl.DataFrame:
     """Where a source has no splits they are drawn from the id, so they never change."""
     missing = conversations.filter(pl.col("split").is_null())["conversation_id"].unique()
@@ -355,98 +212,6 @@ def _with_splits(conversations: pl.DataFrame) -> pl.DataFrame:
             pl.col("conversation_id").replace_strict(drawn, default=None, return_dtype=pl.String)
         )
     )
-
-
-class Target:
-    """The folder to be made: what lies there is not lost, and what is new appears in one step."""
-
-    def __init__(self, out: Path, overwrite: bool):
-        self.named = out
-        self.out = out.resolve()  # through links, so that a link stays one
-        self.overwrite = overwrite
-
-    def check(self, source: Source) -> None:
-        """Refuse before the work what would be refused after it."""
-        if self.out.exists() and not self.out.is_dir():
-            raise UsageError(f"--out '{self.named}' is a file: name a folder")
-        if self.out == Path.cwd():
-            raise UsageError(f"--out '{self.named}' is the folder you are in: name one inside it")
-        if not self.out.is_dir() or not any(self.out.iterdir()):
-            return
-        there = self._there()
-        if self.overwrite:
-            others = {path.name for path in self.out.iterdir()} - {*there["contents"], MANIFEST}
-            if others:
-                raise UsageError(
-                    f"--out '{self.named}' also holds '{min(others)}', which --overwrite would "
-                    f"delete: move it away, or name another folder"
-                )
-        elif (there["format"], there["files"]) != (source.format, source.sizes):
-            self._refuse()
-
-    @contextmanager
-    def beside(self) -> Iterator[Path]:
-        """A new folder to work in, on the same disk; it is gone afterwards, if not published.
-
-        It has its name before it is made, so that no signal can come between the two.
-        """
-        place = self.out.parent
-        while not place.exists():
-            place = place.parent
-        made = place / f".{self.out.name}-{secrets.token_hex(4)}"
-        try:
-            try:
-                made.mkdir()
-            except OSError as error:
-                raise UsageError(
-                    f"--out '{self.named}' cannot be made: {error.strerror}"
-                ) from error
-            yield made
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-
-    def publish(self, made: Path, manifest: dict[str, Any]) -> None:
-        """Put the finished folder in its place."""
-        if not (self.out / MANIFEST).is_file():
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            made.rename(self.out)
-        elif self.overwrite:
-            old = Path(tempfile.mkdtemp(prefix=f".{self.out.name}-old-", dir=self.out.parent))
-            self.out.rename(old / self.out.name)
-            made.rename(self.out)
-            shutil.rmtree(old)
-        elif self._there() != manifest:
-            self._refuse()
-        else:  # the same data lies there already, perhaps with somebody's notes beside it
-            for name, digest in manifest["contents"].items():
-                path = self.out / name
-                if not path.is_file() or checksum(path) != digest:
-                    (made / name).replace(path)  # damaged: made good
-
-    def _there(self) -> dict[str, Any]:
-        try:
-            return read_manifest(self.out)
-        except (DataError, UsageError) as error:
-            raise UsageError(
-                f"--out '{self.named}' holds something that is not a preparation: name another "
-                f"folder"
-            ) from error
-
-    def _refuse(self) -> NoReturn:
-        raise UsageError(
-            f"--out '{self.named}' holds another preparation: name another folder, or replace it "
-            f"with --overwrite"
-        )
-
-
-def made_before(out: Path, name: str, maker: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest of `out` where it is what would be made, by what it has under `name`; None where
-    nothing is there, and an error where something else is."""
-    if (out / MANIFEST).is_file() and (manifest := read_manifest(out)).get(name) == maker:
-        return manifest
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out '{out}' is there already, made in another way: name another")
-    return None
 
 
 def find_data(text: str) -> Path:

@@ -22,7 +22,7 @@ from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
 from attune.platform.core.files import checksum
 from attune.platform.data.conversations import FELT
-from attune.platform.data.prepare import (
+from attune.platform.data.dataset_folder import (
     Target,
     content,
     joint_hash,

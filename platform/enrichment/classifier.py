@@ -16,7 +16,8 @@ from attune.models.base import TextClassifier
 from attune.models.base import TextKind as Kind
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
-from attune.platform.data.prepare import find_data, read_manifest
+from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.prepare import find_data
 from attune.platform.data.samples import SAMPLES, alone
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats, Labels

@@ -16,20 +16,20 @@ import polars as pl
 from attune.platform.core.errors import UsageError
 from attune.platform.curation.curate import Size
 from attune.platform.data.conversations import SPLITS
-from attune.platform.data.files import ParquetPieces, parquet_pieces
-from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.prepare import (
+from attune.platform.data.dataset_folder import (
     LEXICON,
     TOKENS,
     Target,
-    TokenCounts,
     content,
     joint_hash,
     made_before,
     read_manifest,
     write_manifest,
 )
+from attune.platform.data.files import ParquetPieces, parquet_pieces
+from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.samples import SAMPLES, utterances
+from attune.platform.data.token_counts import TokenCounts
 from attune.platform.enrichment.labels import (
     LABEL_SCHEMA,
     LABEL_SHARD_ROWS,

@@ -26,8 +26,7 @@ import torch
 from attune.platform.core.errors import UsageError
 from attune.platform.core.files import checksum
 from attune.platform.data.conversations import SPLITS, whole_conversations
-from attune.platform.data.files import ParquetPieces, parquet_pieces
-from attune.platform.data.prepare import (
+from attune.platform.data.dataset_folder import (
     Target,
     content,
     joint_hash,
@@ -36,6 +35,7 @@ from attune.platform.data.prepare import (
     read_samples,
     write_manifest,
 )
+from attune.platform.data.files import ParquetPieces, parquet_pieces
 from attune.platform.data.samples import SAMPLES, alone, utterances
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats

@@ -32,19 +32,18 @@ from attune.models.base import TextKind as Kind
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.files import checksum
 from attune.platform.data.conversations import SPLITS, UNPAIRED
-from attune.platform.data.files import ParquetPieces, parquet_pieces
-from attune.platform.data.prepare import (
+from attune.platform.data.dataset_folder import (
     MANIFEST,
     REJECTS,
     Target,
     content,
-    find_data,
     joint_hash,
     made_before,
-    prepare,
     read_manifest,
     write_manifest,
 )
+from attune.platform.data.files import ParquetPieces, parquet_pieces
+from attune.platform.data.prepare import find_data, prepare
 from attune.platform.data.samples import SAMPLES
 from attune.platform.data.sources import BUNDLED, Source
 from attune.platform.enrichment import calibration

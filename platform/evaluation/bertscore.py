@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attune.platform.core.errors import UsageError
 from attune.platform.core.home import home
-from attune.platform.data.prepare import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.text import encoders
 from attune.platform.text.encoders import TextEncoder
 

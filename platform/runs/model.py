@@ -28,8 +28,8 @@ from attune.models.base import Annotator, DataInfo, DataRequirements, Variant
 from attune.platform.batching.encoding import Layout, Numbers, Ragged, encode, read_by, subwords_of
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.settings import apply_overrides, find_variant
+from attune.platform.data.dataset_folder import read_labelled, read_marked, read_samples
 from attune.platform.data.labels import EMOTIONS, LABELS
-from attune.platform.data.prepare import read_labelled, read_marked, read_samples
 from attune.platform.text import encoders, subwords
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.encoders import TextEncoder

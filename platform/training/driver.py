@@ -16,7 +16,7 @@ from attune.platform import tracking
 from attune.platform.core.errors import ServiceError, UsageError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import find_variant
-from attune.platform.data.prepare import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.runs.log import log_file, write_log
 from attune.platform.runs.record import Run
 from attune.platform.services import cluster

@@ -26,8 +26,9 @@ from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data import bundled
+from attune.platform.data.dataset_folder import LEXICON, TOKENS, read_manifest, read_samples
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.prepare import LEXICON, TOKENS, find_data, read_manifest, read_samples
+from attune.platform.data.prepare import find_data
 from attune.platform.enrichment.causes import apply_cause_threshold
 from attune.platform.enrichment.filters import keep_emotional
 from attune.platform.enrichment.labels import LABELS_KEY

@@ -10,7 +10,7 @@ from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import apply_overrides, find_variant
-from attune.platform.data.prepare import read_samples
+from attune.platform.data.dataset_folder import read_samples
 from attune.platform.evaluation.evaluate import evaluate
 from attune.platform.runs.model import load_model_once
 from attune.platform.runs.record import Run, find_run

@@ -12,7 +12,7 @@ import polars as pl
 
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
-from attune.platform.data.prepare import read_manifest
+from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.runs.record import Run, Status, read_run
 
 SECONDS_TO_SEND = 10.0

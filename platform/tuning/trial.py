@@ -286,7 +286,7 @@ def measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     if all(name in result["metrics"] for name in metrics):
         return
-    from attune.platform.data.prepare import read_samples
+    from attune.platform.data.dataset_folder import read_samples
     from attune.platform.evaluation.evaluate import evaluate
     from attune.platform.runs.model import load_model
 

@@ -10,8 +10,9 @@ import pytest
 
 from attune.platform.batching.encoding import encode
 from attune.platform.batching.streams import Stream
+from attune.platform.data.dataset_folder import read_marked, read_samples
 from attune.platform.data.labels import EMOTIONS, LABELS
-from attune.platform.data.prepare import prepare, read_marked, read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.evaluation.profiles import samples_of
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon

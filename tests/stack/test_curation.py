@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attune.platform.curation import curate
-from attune.platform.data.prepare import read_manifest
+from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.services import cluster
 from tests.golden.interface import assert_json_keys
 from tests.unit.curation.test_curation import TALK, opus

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from attune.platform.data.conversations import UNPAIRED
-from attune.platform.data.prepare import MANIFEST, read_manifest, read_samples
+from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
 from attune.platform.enrichment.causes import CAUSE_SHARD_ROWS, cause_probabilities
 from attune.platform.enrichment.classifier import TEXT_KINDS, classify_texts, fit_temperatures
 from attune.platform.enrichment.unpaired import TEXT_SHARD_ROWS

@@ -19,7 +19,7 @@ import polars as pl
 import pytest
 
 from attune.platform import tracking
-from attune.platform.data.prepare import read_manifest
+from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.evaluation import answers, promotion
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import Run, read_run

@@ -16,7 +16,8 @@ from attune.models import all_variants
 from attune.models.base import PAIRED, Stage, Update, Variant
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import DataError
-from attune.platform.data.prepare import prepare, read_samples
+from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.evaluation.evaluate import evaluate
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.model import MODEL_WEIGHTS, load_model
@@ -532,7 +533,8 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "fit", lambda _, run, __: train(run, Worker()))
     monkeypatch.setattr(cluster, "waits_for", lambda *_: "")
     monkeypatch.setattr(
-        "attune.platform.data.prepare.read_samples", lambda *given: read_samples(*given).head(40)
+        "attune.platform.data.dataset_folder.read_samples",
+        lambda *given: read_samples(*given).head(40),
     )
     variants = ("transformer", "mime")
     command = ("demo", *variants, "--preset", "tiny", "--max-steps", "4", "--json")

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from attune.platform.data.prepare import prepare, read_manifest
+from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.prepare import prepare
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import find_run
 from tests.runs import write_run

@@ -11,8 +11,8 @@ import torch
 from attune.platform.batching.encoding import Layout, Ragged, encode
 from attune.platform.batching.streams import Position, Stream
 from attune.platform.core.errors import DataError
+from attune.platform.data.dataset_folder import read_samples
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.prepare import read_samples
 from attune.platform.data.samples import SAMPLES
 from attune.platform.text.vocabulary import Vocabulary
 

@@ -11,7 +11,8 @@ from attune.platform.core.errors import DataError, UsageError
 from attune.platform.curation import cleaning, curate, subtitles, turns
 from attune.platform.curation.cleaning import LINE_STEPS, STEPS, Cleaning, chosen
 from attune.platform.curation.subtitles import Line
-from attune.platform.data.prepare import MANIFEST, prepare, read_manifest, read_samples
+from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.services import cluster
 from tests.commands import refused, spoken
 

@@ -12,6 +12,7 @@ import pytest
 
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import files, prepare
+from attune.platform.data.dataset_folder import STREAMS, read_manifest, read_samples
 from attune.platform.data.inspection import inspect
 from attune.platform.data.samples import SAMPLES
 
@@ -43,7 +44,7 @@ def test_one_sample_per_listener_turn(tmp_path):
     )
     manifest = prepare.prepare(source, tmp_path / "out")
     assert manifest["splits"]["train"] == {"conversations": 1, "samples": 2}
-    first, second = prepare.read_samples(tmp_path / "out", "train").to_dicts()
+    first, second = read_samples(tmp_path / "out", "train").to_dicts()
     assert first["context"] == ["Text 0 of 1."]
     assert (first["response"], first["next_turn"]) == ("Text 1 of 1.", "Text 2 of 1.")
     assert first["situation_tokens"] == "it rains ."
@@ -59,7 +60,7 @@ def test_no_next_turn_where_nobody_answers(tmp_path):
     utterances = [{"role": r, "text": r} for r in ("speaker", "listener", "listener")]
     lines = [{"id": "x", "utterances": utterances, "split": "train"}]
     prepare.prepare(write(tmp_path / "own.jsonl", lines), tmp_path / "out")
-    samples = prepare.read_samples(tmp_path / "out", "train")
+    samples = read_samples(tmp_path / "out", "train")
     assert samples["context"].list.len().to_list() == [1, 2]
     assert samples["next_turn"].to_list() == [None, None]
 
@@ -73,11 +74,11 @@ def test_a_listener_who_begins_answers_nothing(tmp_path):
 
 def test_schema_is_the_same_in_every_stream(tmp_path):
     prepare.prepare("bundled", tmp_path / "out")
-    for stream in prepare.STREAMS:
-        assert prepare.read_samples(tmp_path / "out", stream).schema == SAMPLES
+    for stream in STREAMS:
+        assert read_samples(tmp_path / "out", stream).schema == SAMPLES
     source = write(tmp_path / "own.jsonl", [conversation(1, split="train")])
     prepare.prepare(source, tmp_path / "own")
-    assert prepare.read_samples(tmp_path / "own", "test").schema == SAMPLES
+    assert read_samples(tmp_path / "own", "test").schema == SAMPLES
 
 
 def test_splits_without_names_come_from_the_id(tmp_path):
@@ -89,8 +90,8 @@ def test_splits_without_names_come_from_the_id(tmp_path):
     few = write(tmp_path / "few.jsonl", [conversation(n) for n in range(500, 600)])
     prepare.prepare(few, tmp_path / "few")
     for split in ("train", "valid", "test"):
-        some = prepare.read_samples(tmp_path / "few", split)["conversation_id"]
-        assert set(some) <= set(prepare.read_samples(tmp_path / "out", split)["conversation_id"])
+        some = read_samples(tmp_path / "few", split)["conversation_id"]
+        assert set(some) <= set(read_samples(tmp_path / "out", split)["conversation_id"])
 
 
 def test_bundled_corpus_is_the_recorded_one(tmp_path):
@@ -101,9 +102,11 @@ DIGEST = """
 import hashlib, sys
 from pathlib import Path
 import polars as pl
-from attune.platform.batches import Stream, encode
-from attune.platform.corpora.labels import EMOTIONS
-from attune.platform.corpora.prepare import prepare, read_samples
+from attune.platform.batching.encoding import encode
+from attune.platform.batching.streams import Stream
+from attune.platform.data.labels import EMOTIONS
+from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.text.vocabulary import Vocabulary
 folder = Path(sys.argv[1])
 prepare("bundled", folder)
@@ -212,12 +215,12 @@ def test_what_is_there_is_never_lost(tmp_path):
     assert (out / "annotated.parquet").read_text() == "somebody's work"
     with pytest.raises(UsageError, match="--overwrite"):
         prepare.prepare(two, out)
-    assert prepare.read_samples(out, "train")["conversation_id"].to_list() == ["c1", "c1"]
+    assert read_samples(out, "train")["conversation_id"].to_list() == ["c1", "c1"]
     with pytest.raises(UsageError, match=r"'annotated.parquet', which --overwrite would delete"):
         prepare.prepare(two, out, overwrite=True)
     (out / "annotated.parquet").unlink()
     prepare.prepare(two, out, overwrite=True)
-    assert prepare.read_samples(out, "train")["conversation_id"].to_list() == ["c2", "c2"]
+    assert read_samples(out, "train")["conversation_id"].to_list() == ["c2", "c2"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.jsonl", "out", "two.jsonl"]
     other = tmp_path / "notes"
     other.mkdir()
@@ -238,12 +241,12 @@ def test_a_damaged_folder_is_made_good(tmp_path):
     (out / "train.parquet").write_bytes(b"garbage")
     (out / "tokens.parquet").unlink()
     with pytest.raises(DataError, match=r"train.parquet is missing or damaged"):
-        prepare.read_samples(out, "train")
+        read_samples(out, "train")
     prepare.prepare(source, out)
     assert contents(out) == whole
     (out / "manifest.json").write_text("{")
     with pytest.raises(DataError, match="damaged"):
-        prepare.read_manifest(out)
+        read_manifest(out)
 
 
 def test_places_that_cannot_be_written_to(tmp_path, monkeypatch):
@@ -259,7 +262,7 @@ def test_places_that_cannot_be_written_to(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     prepare.prepare(source, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
-    assert prepare.read_samples(tmp_path / "real", "train").height == 2
+    assert read_samples(tmp_path / "real", "train").height == 2
     # A failure leaves no folders on the way behind.
     with pytest.raises(DataError):
         prepare.prepare(bad_source(tmp_path), tmp_path / "a" / "b" / "c", strict=True)
@@ -280,4 +283,4 @@ def test_inspect(tmp_path):
     with pytest.raises(UsageError, match="not a prepared folder"):
         inspect(tmp_path)
     with pytest.raises(UsageError, match="no stream 'unpaired_contexts'"):
-        prepare.read_samples(tmp_path / "out", "unpaired_contexts")
+        read_samples(tmp_path / "out", "unpaired_contexts")

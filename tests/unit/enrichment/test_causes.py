@@ -12,7 +12,8 @@ import torch
 from attune.models.base import PAIRED, Progress
 from attune.platform.batching.encoding import read_by
 from attune.platform.core.errors import UsageError
-from attune.platform.data.prepare import prepare, read_manifest, read_marked, read_samples
+from attune.platform.data.dataset_folder import read_manifest, read_marked, read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.data.samples import SAMPLES
 from attune.platform.enrichment import causes
 from attune.platform.enrichment.causes import annotate_causes, cause_probabilities

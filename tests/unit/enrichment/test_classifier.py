@@ -13,8 +13,8 @@ from attune.models.base import Progress
 from attune.platform.batching.encoding import subwords_of
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
+from attune.platform.data.dataset_folder import read_samples
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.prepare import read_samples
 from attune.platform.enrichment import calibration, classifier
 from attune.platform.enrichment.classifier import (
     CALIBRATION_FILE,

@@ -11,14 +11,9 @@ from attune.models.base import Progress
 from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import find_variant
 from attune.platform.data.conversations import SPLITS
+from attune.platform.data.dataset_folder import MANIFEST, read_labelled, read_manifest, read_samples
 from attune.platform.data.labels import EMOTIONS, LABELS
-from attune.platform.data.prepare import (
-    MANIFEST,
-    prepare,
-    read_labelled,
-    read_manifest,
-    read_samples,
-)
+from attune.platform.data.prepare import prepare
 from attune.platform.data.samples import utterances
 from attune.platform.enrichment import labels
 from attune.platform.enrichment.classifier import CALIBRATION_FILE

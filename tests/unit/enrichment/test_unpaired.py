@@ -18,7 +18,8 @@ from attune.models.dummy import Dummy, DummyConfig
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data.conversations import UNPAIRED
-from attune.platform.data.prepare import MANIFEST, prepare, read_manifest, read_samples
+from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.enrichment import calibration, unpaired
 from attune.platform.enrichment.classifier import CALIBRATION_FILE, TEXT_KINDS, classify_texts
 from attune.platform.enrichment.unpaired import (

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attune.platform.core.errors import UsageError
-from attune.platform.data.prepare import read_manifest
+from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.evaluation import bertscore
 from attune.platform.evaluation.bertscore import BertScore
 from tests.commands import refused, spoken

@@ -10,7 +10,7 @@ import pytest
 
 from attune.platform import tracking
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.data.prepare import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.evaluation import answers, metrics, promotion, significance
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import ALIASES, Run, read_aliases

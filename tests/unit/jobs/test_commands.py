@@ -14,7 +14,8 @@ from attune.models.base import Choice, Range
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
 from attune.platform.data import prepare as preparing
-from attune.platform.data.prepare import find_data, read_manifest
+from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.prepare import find_data
 from attune.platform.runs.record import RUN_RECORD, find_run
 from tests.commands import refused, spoken
 from tests.unit.jobs.test_cli import attune

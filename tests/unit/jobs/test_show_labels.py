@@ -3,7 +3,7 @@
 import pytest
 
 from attune.models.labels import LABELS
-from attune.platform.data.prepare import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.evaluation import control
 from attune.platform.runs.model import copy_labeller, load_model, save_model
 from attune.platform.runs.record import find_run

@@ -14,7 +14,8 @@ from attune.models.emotion_cause import GatedAttention, GatedDecoderLayer, drawn
 from attune.platform.batching.encoding import Layout, Ragged, encode
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import bundled
-from attune.platform.data.prepare import prepare, read_samples
+from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.prepare import prepare
 from attune.platform.runs.model import load_model, save_model
 from attune.platform.serving.responder import Responder
 from attune.platform.text.lexicons import Lexicon

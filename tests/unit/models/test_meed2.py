@@ -11,7 +11,7 @@ from attune.models.base import PAIRED, Progress
 from attune.models.decoding import Decoding
 from attune.models.labels import LABELS
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.data.prepare import LEXICON, read_samples
+from attune.platform.data.dataset_folder import LEXICON, read_samples
 from attune.platform.evaluation.evaluate import evaluate, predictions
 from attune.platform.runs.model import save_model
 from attune.platform.serving.responder import Responder

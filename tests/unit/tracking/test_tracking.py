@@ -13,7 +13,7 @@ import pytest
 
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
-from attune.platform.data.prepare import read_manifest
+from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import Run, read_run
 from attune.platform.serving.responder import Responder

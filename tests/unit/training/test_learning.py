@@ -15,8 +15,8 @@ from torch import nn
 
 from attune.models.base import PAIRED, Progress
 from attune.platform.batching.streams import Stream
+from attune.platform.data.dataset_folder import read_samples
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.prepare import read_samples
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import score
 from attune.platform.training import settings

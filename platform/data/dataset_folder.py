@@ -1,0 +1,221 @@
+"""Dataset folders: read and write their manifest and streams, and publish them atomically.
+
+A dataset folder is what `attune data prepare` writes (its files are listed in data/prepare.py), and
+what curation and enrichment derive from one. It appears complete or not at all.
+"""
+
+import hashlib
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import polars as pl
+
+from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.files import checksum
+from attune.platform.data.conversations import FELT, LABELLED, SPLITS, UNPAIRED
+from attune.platform.data.samples import alone, utterances
+from attune.platform.data.sources import OWN_FILES, Source
+
+STREAMS = (*SPLITS, *UNPAIRED)
+ALL_STREAMS = (*STREAMS, *FELT.values(), *LABELLED.values())
+MANIFEST, REJECTS = OWN_FILES
+TOKENS, LEXICON = "tokens.parquet", "lexicon.json"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a prepared folder says of itself."""
+    path = folder / MANIFEST
+    again = f"'attune data prepare --source bundled|PATH --out {folder}'"
+    if not path.is_file():
+        raise UsageError(
+            f"'{folder}' is not a prepared folder ({MANIFEST} is missing): make one with {again}"
+        )
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"hash", "format", "splits", "contents", "rejected"} - set(manifest)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}): prepare it anew with {again}") from error
+    if missing:
+        raise DataError(f"{path} is not Attune's (it lacks '{min(missing)}')")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The last file of a prepared folder, with the checksums of all others."""
+    contents = {path.name: checksum(path) for path in sorted(folder.iterdir())}
+    complete = {**manifest, "contents": contents}
+    (folder / MANIFEST).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
+    return complete
+
+
+def rejected(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """How many rows of files were set aside, why, and where they are listed."""
+    found: dict[str, Any] = manifest["rejected"]
+    return {**found, "file": str(folder / found["file"]) if found["file"] else None}
+
+
+def read_samples(folder: Path, stream: str) -> pl.DataFrame:
+    """One stream of a prepared folder."""
+    streams = read_manifest(folder)["splits"]
+    if stream not in streams:
+        raise UsageError(f"'{folder}' has no stream '{stream}'; it has {', '.join(streams)}")
+    path = folder / f"{stream}.parquet"
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{path} is missing or damaged: prepare the folder anew") from error
+
+
+def read_marked(folder: Path, split: str) -> pl.DataFrame:
+    """The samples of a split whose emotion is known, and which utterances hold its cause.
+
+    They are the felt utterances where the folder has such, else the paired samples.
+    """
+    stream = FELT[split]
+    if stream in read_manifest(folder)["splits"]:
+        return read_samples(folder, stream)
+    marks = pl.col("context_causes").list.drop_nulls().list.len()
+    marked = read_samples(folder, split).filter(
+        pl.col("emotion").is_not_null() & (marks == pl.col("context").list.len())
+    )
+    if marked.is_empty():
+        raise UsageError(
+            f"'{folder}': no sample of {split} says which utterances hold the cause of its emotion:"
+            f" use data that do, such as RECCON or 'bundled', or add marks with 'attune annotate "
+            f"cause RUN --data {folder}'"
+        )
+    return marked
+
+
+def read_labelled(folder: Path, split: str) -> pl.DataFrame:
+    """The labelled utterances of a split, each a context of one turn whose emotion is the label.
+
+    They are those that stand alone where the folder has such, else those of the paired samples.
+    """
+    stream = LABELLED[split]
+    if stream in read_manifest(folder)["splits"]:
+        return read_samples(folder, stream)
+    told = utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
+    if told.is_empty():
+        raise UsageError(
+            f"'{folder}': no utterance of {split} has a label: use data that do, such as "
+            f"EmpatheticIntents or 'bundled', or add labels with 'attune annotate emotions RUN "
+            f"--data {folder}'"
+        )
+    return alone(told)
+
+
+def content(rows: pl.DataFrame) -> bytes:
+    """What a stream's hash is of: not the file, since another writer's bytes are the same samples.
+
+    Pieces of a stream, one after the other, are the whole.
+    """
+    return rows.write_ndjson().encode()
+
+
+def joint_hash(digests: Mapping[str, str]) -> str:
+    """The hash of a folder from those of its streams."""
+    nothing = hashlib.sha256().hexdigest()
+    whole = hashlib.sha256()
+    for stream in ALL_STREAMS:
+        if stream in digests or stream in STREAMS:
+            whole.update(f"{stream} {digests.get(stream, nothing)}\n".encode())
+    return whole.hexdigest()
+
+
+def made_before(out: Path, name: str, maker: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of `out` where it is what would be made, by what it has under `name`; None where
+    nothing is there, and an error where something else is."""
+    if (out / MANIFEST).is_file() and (manifest := read_manifest(out)).get(name) == maker:
+        return manifest
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out '{out}' is there already, made in another way: name another")
+    return None
+
+
+class Target:
+    """The folder to be made: what lies there is not lost, and what is new appears in one step."""
+
+    def __init__(self, out: Path, overwrite: bool):
+        self.named = out
+        self.out = out.resolve()  # through links, so that a link stays one
+        self.overwrite = overwrite
+
+    def check(self, source: Source) -> None:
+        """Refuse before the work what would be refused after it."""
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"--out '{self.named}' is a file: name a folder")
+        if self.out == Path.cwd():
+            raise UsageError(f"--out '{self.named}' is the folder you are in: name one inside it")
+        if not self.out.is_dir() or not any(self.out.iterdir()):
+            return
+        there = self._there()
+        if self.overwrite:
+            others = {path.name for path in self.out.iterdir()} - {*there["contents"], MANIFEST}
+            if others:
+                raise UsageError(
+                    f"--out '{self.named}' also holds '{min(others)}', which --overwrite would "
+                    f"delete: move it away, or name another folder"
+                )
+        elif (there["format"], there["files"]) != (source.format, source.sizes):
+            self._refuse()
+
+    @contextmanager
+    def beside(self) -> Iterator[Path]:
+        """A new folder to work in, on the same disk; it is gone afterwards, if not published.
+
+        It has its name before it is made, so that no signal can come between the two.
+        """
+        place = self.out.parent
+        while not place.exists():
+            place = place.parent
+        made = place / f".{self.out.name}-{secrets.token_hex(4)}"
+        try:
+            try:
+                made.mkdir()
+            except OSError as error:
+                raise UsageError(
+                    f"--out '{self.named}' cannot be made: {error.strerror}"
+                ) from error
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+    def publish(self, made: Path, manifest: dict[str, Any]) -> None:
+        """Put the finished folder in its place."""
+        if not (self.out / MANIFEST).is_file():
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            made.rename(self.out)
+        elif self.overwrite:
+            old = Path(tempfile.mkdtemp(prefix=f".{self.out.name}-old-", dir=self.out.parent))
+            self.out.rename(old / self.out.name)
+            made.rename(self.out)
+            shutil.rmtree(old)
+        elif self._there() != manifest:
+            self._refuse()
+        else:  # the same data lies there already, perhaps with somebody's notes beside it
+            for name, digest in manifest["contents"].items():
+                path = self.out / name
+                if not path.is_file() or checksum(path) != digest:
+                    (made / name).replace(path)  # damaged: made good
+
+    def _there(self) -> dict[str, Any]:
+        try:
+            return read_manifest(self.out)
+        except (DataError, UsageError) as error:
+            raise UsageError(
+                f"--out '{self.named}' holds something that is not a preparation: name another "
+                f"folder"
+            ) from error
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(
+            f"--out '{self.named}' holds another preparation: name another folder, or replace it "
+            f"with --overwrite"
+        )
