@@ -55,8 +55,9 @@ from attune.models.base import (
 )
 from attune.models.decoding import drawn
 from attune.models.latents import annealed
-from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward, OutputLayer
+from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward
 from attune.models.multitask import SMALL
+from attune.models.output_layer import OutputLayer
 from attune.models.transformer import Transformer, TransformerConfig, with_unknowns
 
 SPEAKER, LISTENER = "<speaker>", "<listener>"

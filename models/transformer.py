@@ -31,7 +31,8 @@ from attune.models.base import (
     State,
     Update,
 )
-from attune.models.layers import Decoder, Encoder, OutputLayer, Positions, WordEmbedding
+from attune.models.layers import Decoder, Encoder, Positions, WordEmbedding
+from attune.models.output_layer import OutputLayer
 
 
 @dataclass(frozen=True, kw_only=True)

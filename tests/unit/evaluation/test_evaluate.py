@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attune.models import all_variants, layers, published
+from attune.models import all_variants, layers, output_layer, published
 from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import DataError, UsageError
@@ -58,10 +58,10 @@ def test_bleu_is_the_unsmoothed_corpus_formula():
 def test_chunked_loss_is_cross_entropy(monkeypatch, smoothing, chunk):
     torch.manual_seed(0)
     embedding = layers.WordEmbedding(50, 8)
-    output = layers.OutputLayer(embedding, 8, tied=False)
+    output = output_layer.OutputLayer(embedding, 8, tied=False)
     hidden = torch.randn(20, 8, requires_grad=True)
     targets = torch.randint(50, (20,))
-    monkeypatch.setattr(layers, "CHUNK_BYTES", chunk * 4 * 50)
+    monkeypatch.setattr(output_layer, "CHUNK_BYTES", chunk * 4 * 50)
 
     def gradients(loss):
         parameters = [hidden, output.weight, output.bias]
@@ -97,7 +97,7 @@ def test_positions_grow_with_the_text():
 
 @torch.no_grad()
 def test_a_packed_output_layer_follows_its_weights():
-    layer = layers.OutputLayer(layers.WordEmbedding(50, 8), 8, tied=False).eval()
+    layer = output_layer.OutputLayer(layers.WordEmbedding(50, 8), 8, tied=False).eval()
     hidden = torch.randn(3, 8)
 
     def follows():

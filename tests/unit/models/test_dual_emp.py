@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from attune.models.base import CONTEXTS, PAIRED, RESPONSES, Progress
 from attune.models.dual_emp import LISTENER, _as_drawn
-from attune.models.layers import OutputLayer, WordEmbedding
+from attune.models.layers import WordEmbedding
+from attune.models.output_layer import OutputLayer
 from attune.platform.core.errors import UsageError
 from attune.platform.training import settings
 from tests.contract import BEGUN, rows_of
