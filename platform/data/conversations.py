@@ -19,8 +19,8 @@ from attune.platform.data.labels import EMOTIONS
 SPEAKER, LISTENER = "speaker", "listener"
 SPLITS = ("train", "valid", "test")
 UNPAIRED = ("unpaired_contexts", "unpaired_responses")
-FELT = {split: f"felt_{split}" for split in SPLITS}
-"""By split, the stream of utterances whose emotion and its causes are known."""
+CAUSE_STREAMS = {split: f"cause_{split}" for split in SPLITS}
+"""By split, the stream of utterances annotated with an emotion and its causes."""
 LABELLED = {split: f"labelled_{split}" for split in SPLITS}
 """By split, the stream of utterances that stand alone, each a context, with one of the 41 labels as
 its emotion."""

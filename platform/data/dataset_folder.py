@@ -18,12 +18,12 @@ import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.files import checksum
-from attune.platform.data.conversations import FELT, LABELLED, SPLITS, UNPAIRED
+from attune.platform.data.conversations import CAUSE_STREAMS, LABELLED, SPLITS, UNPAIRED
 from attune.platform.data.samples import alone, utterances
 from attune.platform.data.sources import OWN_FILES, Source
 
 STREAMS = (*SPLITS, *UNPAIRED)
-ALL_STREAMS = (*STREAMS, *FELT.values(), *LABELLED.values())
+ALL_STREAMS = (*STREAMS, *CAUSE_STREAMS.values(), *LABELLED.values())
 MANIFEST, REJECTS = OWN_FILES
 TOKENS, LEXICON = "tokens.parquet", "lexicon.json"
 
@@ -75,9 +75,9 @@ def read_samples(folder: Path, stream: str) -> pl.DataFrame:
 def read_marked(folder: Path, split: str) -> pl.DataFrame:
     """The samples of a split whose emotion is known, and which utterances hold its cause.
 
-    They are the felt utterances where the folder has such, else the paired samples.
+    These are the cause streams where the folder has them, else the paired samples.
     """
-    stream = FELT[split]
+    stream = CAUSE_STREAMS[split]
     if stream in read_manifest(folder)["splits"]:
         return read_samples(folder, stream)
     marks = pl.col("context_causes").list.drop_nulls().list.len()

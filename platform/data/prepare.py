@@ -1,16 +1,16 @@
-"""`attune data prepare`: a source -> a folder of samples that describes itself.
+"""Prepare a source: write its conversations to a dataset folder (`attune data prepare`).
 
-    train.parquet valid.parquet test.parquet         samples (columns: data/samples.py)
-    unpaired_contexts.parquet unpaired_responses.parquet         where the source has them
-    felt_train.parquet felt_valid.parquet felt_test.parquet      where it tells causes by utterance
-    labelled_train.parquet ...                                   where it labels utterances alone
-    tokens.parquet          how often each token occurs, for vocabularies
-    lexicon.json            emotion words, where the source brings its own
-    rejects.jsonl           rows that were set aside, with file, row and reason
-    manifest.json           what the folder is: hash, counts, rejects
+    train.parquet valid.parquet test.parquet            samples (columns: data/samples.py)
+    unpaired_contexts.parquet unpaired_responses.parquet   if the source has unpaired text
+    cause_train.parquet cause_valid.parquet ...         if it annotates the causes of utterances
+    labelled_train.parquet labelled_valid.parquet ...   if it has labelled single utterances
+    tokens.parquet          token frequencies, for vocabularies
+    lexicon.json            emotion words, if the source brings its own
+    rejects.jsonl           rejected rows, with file, row and reason
+    manifest.json           hash, format, counts, rejects and checksums
 
-The source passes through in pieces, so memory does not grow with it; the folder appears whole or
-not at all; and the same input gives the same bytes, wherever and whenever it is prepared.
+The source is read in chunks, so memory does not grow with it. The folder is published atomically.
+The same input gives the same bytes on every machine.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.home import home
 from attune.platform.data import bundled
 from attune.platform.data.conversations import (
-    FELT,
+    CAUSE_STREAMS,
     LABELLED,
     SPLITS,
     SPOILT,
@@ -51,7 +51,7 @@ from attune.platform.data.dataset_folder import (
     write_manifest,
 )
 from attune.platform.data.readers import empathetic_intents
-from attune.platform.data.samples import SAMPLES, felt, samples, tokenized
+from attune.platform.data.samples import SAMPLES, build_cause_samples, samples, tokenized
 from attune.platform.data.sources import AUTO, Source
 from attune.platform.data.token_counts import TokenCounts
 
@@ -121,7 +121,7 @@ class _Preparation:
                 self._set_aside(bad, rejects)
                 told = tokenized(_with_splits(usable))
                 self._count(told)
-                for made in (samples(told), felt(told)):
+                for made in (samples(told), build_cause_samples(told)):
                     parts = made.partition_by("split", include_key=False, as_dict=True)
                     for stream, rows in parts.items():
                         self._write(str(stream[0]), rows, writers, stack)
@@ -159,7 +159,7 @@ class _Preparation:
         stack: ExitStack,
     ) -> None:
         self.samples[stream] += rows.height
-        if stream in FELT.values():
+        if stream in CAUSE_STREAMS.values():
             self.conversations[stream] += rows["conversation_id"].n_unique()
         self.hashes.setdefault(stream, hashlib.sha256()).update(content(rows))
         table = rows.to_arrow(compat_level=pl.CompatLevel.oldest())

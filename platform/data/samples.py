@@ -1,16 +1,18 @@
-"""Conversations -> samples: one per listener turn, with the context so far.
+"""Build samples from conversations: one per listener turn, with the context before it.
 
-Unpaired text takes the same schema: an unpaired context has no response, an unpaired response no
-context. So do labelled utterances, each a context of one turn with its label as emotion. So do felt
-utterances, where a source says what caused each one's emotion: the context ends with the utterance,
-`emotion` is its label, and who feels is the speaker, whoever spoke first.
+The other streams use the same schema:
+- an unpaired context has no response, and an unpaired response no context;
+- a labelled utterance is a context of one turn, with its label as `emotion`;
+- a cause sample, where a source annotates the causes of an utterance's emotion, has the context up
+  to and including that utterance; `emotion` is the utterance's label, and its author has the role
+  speaker, whoever spoke first.
 
-An utterance is tokenised once, however many contexts it stands in.
+Each distinct utterance is tokenised once, however many contexts contain it.
 """
 
 import polars as pl
 
-from attune.platform.data.conversations import FELT, LABELLED, LISTENER, SPEAKER, UNPAIRED
+from attune.platform.data.conversations import CAUSE_STREAMS, LABELLED, LISTENER, SPEAKER, UNPAIRED
 
 SAMPLES = pl.Schema(
     {  # type: ignore[arg-type]
@@ -71,15 +73,15 @@ def samples(utterances: pl.DataFrame) -> pl.DataFrame:
     ).select("split", *SAMPLES)
 
 
-def felt(utterances: pl.DataFrame) -> pl.DataFrame:
-    """A sample for each utterance whose causes are known, with the column `split`."""
+def build_cause_samples(utterances: pl.DataFrame) -> pl.DataFrame:
+    """Build a sample for each utterance whose causes are annotated, with the column `split`."""
     ends = utterances.filter(pl.col("evidence").is_not_null()).select(
         "conversation_id",
         "turn",
         "situation",
         "situation_tokens",
         "evidence",
-        split=pl.col("split").replace_strict(FELT, default=None, return_dtype=pl.String),
+        split=pl.col("split").replace_strict(CAUSE_STREAMS, default=None, return_dtype=pl.String),
         emotion="label",
         feels="role",
         **{name: pl.lit(None, dtype=kind) for name, kind in SAMPLES.items() if name in _OF_ANSWERS},

@@ -21,7 +21,7 @@ from attune.models.base import Annotator
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
 from attune.platform.core.files import checksum
-from attune.platform.data.conversations import FELT
+from attune.platform.data.conversations import CAUSE_STREAMS
 from attune.platform.data.dataset_folder import (
     Target,
     content,
@@ -139,7 +139,7 @@ def annotate_causes(
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
     if (there := made_before(out, "causes", maker)) is not None:
         return there
-    streams = [stream for stream in manifest["splits"] if stream not in FELT.values()]
+    streams = [stream for stream in manifest["splits"] if stream not in CAUSE_STREAMS.values()]
     samples = {stream: read_samples(data, stream) for stream in streams}
     _check_can_annotate(data, manifest, samples, replace)
     total(sum(frame.height for frame in samples.values()))

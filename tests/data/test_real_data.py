@@ -144,7 +144,7 @@ def test_reccon(prepared):
     folder, manifest = prepared("reccon")
     counts = {split: count["conversations"] for split, count in manifest["splits"].items()}
     dialogues = {"train": 834, "valid": 47, "test": 225}
-    assert counts == {**dialogues, **{f"felt_{split}": n for split, n in dialogues.items()}}
+    assert counts == {**dialogues, **{f"cause_{split}": n for split, n in dialogues.items()}}
     assert manifest["rejected"]["rows"] == 0
     assert read_samples(folder, "train")["context_evidence"].list.explode().count() > 0
     # Pairs of an utterance and a cause.

@@ -2,7 +2,7 @@
 
 JSON lines, one conversation each: tokenised `utters`, the emotion as `context`, and in
 `emotion_cause` the numbers, from 0, of the utterances that hold its cause. The marks are of whole
-conversations: the speaker's last turn stands for the emotion, so that as a felt utterance it has
+conversations: the speaker's last turn stands for the emotion, so that as a cause sample it has
 the conversation up to there as its context.
 """
 

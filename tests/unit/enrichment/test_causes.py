@@ -52,11 +52,11 @@ DIALOGUE = [
 ]
 
 
-def test_each_felt_utterance_is_a_sample(tmp_path):
+def test_each_utterance_with_a_cause_is_a_sample(tmp_path):
     source = reccon(tmp_path / "raw", train=[DIALOGUE], valid=[DIALOGUE[:3]], test=[DIALOGUE])
     manifest = prepare(source, tmp_path / "out")
-    assert manifest["splits"]["felt_train"] == {"conversations": 1, "samples": 3}
-    assert manifest["splits"]["felt_valid"] == {"conversations": 1, "samples": 2}
+    assert manifest["splits"]["cause_train"] == {"conversations": 1, "samples": 3}
+    assert manifest["splits"]["cause_valid"] == {"conversations": 1, "samples": 2}
     samples = read_marked(tmp_path / "out", "train")
     assert samples.schema == SAMPLES
     assert samples["turn"].to_list() == [0, 1, 3]
@@ -76,7 +76,7 @@ def test_each_felt_utterance_is_a_sample(tmp_path):
     assert samples["response"].null_count() == 3
 
 
-def test_an_annotator_learns_from_felt_utterances(tmp_path, monkeypatch, tiny_encoder):
+def test_an_annotator_learns_from_utterances_with_causes(tmp_path, monkeypatch, tiny_encoder):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
     source = reccon(tmp_path / "raw", train=[DIALOGUE], valid=[DIALOGUE[:3]])
     prepare(source, tmp_path / "data")
@@ -89,8 +89,8 @@ def test_an_annotator_learns_from_felt_utterances(tmp_path, monkeypatch, tiny_en
     assert valid["turn_roles"].lengths.tolist() == [1, 2]
 
 
-def test_data_without_felt_utterances_give_their_marked_samples(prepared, tmp_path):
-    assert "felt_train" not in read_manifest(prepared)["splits"]
+def test_data_without_cause_streams_give_their_marked_samples(prepared, tmp_path):
+    assert "cause_train" not in read_manifest(prepared)["splits"]
     assert read_marked(prepared, "test").equals(read_samples(prepared, "test"))
     utterances = [{"role": role, "text": "So."} for role in ("speaker", "listener")]
     line = {"id": "a", "emotion": "sad", "split": "train", "utterances": utterances}
