@@ -4,11 +4,11 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attune.models import VARIANTS, all_variants, load_variant
-from attune.models.base import Variant
+from attune.models.base import TextClassifier, Variant
 from attune.platform.core.errors import UsageError, unknown_choice
 
 PRESETS = ("tiny", "small", "paper")
@@ -22,6 +22,19 @@ def find_variant(name: str) -> tuple[type[Variant], Mapping[str, Any]]:
     if name not in known:
         raise UsageError(unknown_choice("variant", name, known))
     return known[name]
+
+
+def variants_where(condition: Callable[[type[Variant]], bool]) -> list[str]:
+    """Return the names of the variants whose class meets a condition, without their ablations.
+
+    For error messages: they tell the user which variant to use without naming one in the code.
+    """
+    return [name for name in VARIANTS if condition(load_variant(name))]
+
+
+def labels_utterances(variant: type[Variant]) -> bool:
+    """Return whether a variant labels single utterances."""
+    return issubclass(variant, TextClassifier) and variant.requirements.labels == "utterances"
 
 
 def apply_overrides(config: Any, overrides: Mapping[str, Any]) -> Any:

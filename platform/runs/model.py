@@ -27,7 +27,12 @@ from torch import nn
 from attune.models.base import Annotator, DataInfo, DataRequirements, Variant
 from attune.platform.batching.encoding import Layout, Numbers, Ragged, encode, read_by, subwords_of
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.settings import apply_overrides, find_variant
+from attune.platform.core.settings import (
+    apply_overrides,
+    find_variant,
+    labels_utterances,
+    variants_where,
+)
 from attune.platform.data.dataset_folder import read_labelled, read_marked, read_samples
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.text import encoders, subwords
@@ -108,10 +113,10 @@ def check_labels(requirements: DataRequirements, samples: pl.DataFrame, place: s
         "response": samples["response_label"],
     }.items():
         if not found.is_in(LABELS).any():
+            labellers = " or ".join(variants_where(labels_utterances))
             raise DataError(
-                f"{place}: no {what} has one of the 41 labels that this system reads: give them "
-                f"some with 'attune annotate emotions RUN --data DIR', RUN being an "
-                f"intent-classifier"
+                f"{place}: no {what} has one of the 41 labels that this system reads: add labels "
+                f"with 'attune annotate emotions RUN --data DIR', where RUN is a run of {labellers}"
             )
 
 
