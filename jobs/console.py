@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ def print_json(content: dict[str, Any]) -> None:
 
 
 def progress(unit: str) -> Progress:
-    """A progress bar on stderr, shown on a terminal only."""
+    """A progress bar on stderr, shown on a terminal only; `unit` may name a field of the task."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -41,6 +42,17 @@ def progress(unit: str) -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
+
+
+@contextmanager
+def evaluation_progress() -> Iterator[Callable[[str, str, int], Callable[[int], None]]]:
+    """Show a bar for each part of an evaluation (`evaluation.evaluate_run.Track`)."""
+    with progress("{task.fields[unit]}") as bars:
+
+        def track(unit: str, description: str, total: int) -> Callable[[int], None]:
+            return partial(bars.advance, bars.add_task(description, total=total, unit=unit))
+
+        yield track
 
 
 @contextmanager

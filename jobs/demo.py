@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from attune.jobs.console import Json, console, print_json, training_progress
+from attune.jobs.evaluate import evaluate_and_log
 from attune.jobs.tables import shown, table
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ def demo(
     - `attune demo mime mime-no-mimicry` compares a system with its ablation
     - `attune demo --preset tiny --max-steps 50` is over in two minutes, and the models are poor
     """
-    from attune.jobs import evaluate
-    from attune.models.decoding import Decoding
     from attune.platform.training.settings import configure
 
     screen = console(as_json)
@@ -65,9 +64,7 @@ def demo(
     found = []
     for run in _trained([_run(variant, preset, max_steps) for variant in plan], screen):
         screen.print(f"evaluating {run.name}", markup=False)
-        result = evaluate.of_run(run, None, evaluate.TEST, Decoding())
-        evaluate.log(run, result)
-        found.append((run, result))
+        found.append((run, evaluate_and_log(run, "test")))
     _show(screen, found)
     if as_json:
         print_json({"runs": [{"name": run.name, **result} for run, result in found]})

@@ -6,8 +6,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attune.jobs import evaluate, options
+from attune.jobs import options
 from attune.jobs.console import Json, console, print_json
+from attune.jobs.evaluate import evaluate_and_log
 from attune.jobs.tables import shown, table
 from attune.platform.core.errors import UsageError
 
@@ -69,13 +70,13 @@ def promote(
 
 def _evaluated(run: "Run", split: str) -> None:
     """Answers to the split must be there."""
-    from attune.models.decoding import Decoding
+    from attune.platform.evaluation.evaluate_run import predicted_labels
     from attune.platform.evaluation.promotion import answers_name
 
-    if evaluate.labels(run):
+    if predicted_labels(run):
         raise UsageError(f"'{run.name}' does not answer: only runs that do can be promoted")
     if not (run.folder / "answers" / answers_name(split)).is_file():
-        evaluate.log(run, evaluate.of_run(run, None, split, Decoding()))
+        evaluate_and_log(run, split)
 
 
 def _show(screen: Console, decision: "Decision") -> None:

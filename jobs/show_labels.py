@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from attune.jobs import evaluate, options
-from attune.jobs.console import Json, console, print_json, progress
-from attune.jobs.show import app, some_samples
+from attune.jobs import options
+from attune.jobs.console import Json, console, evaluation_progress, print_json, progress
+from attune.jobs.show import app
 from attune.jobs.tables import shown, table
 from attune.platform.core.errors import UsageError, unknown_choice
 
@@ -43,25 +43,37 @@ def transfer(
 
     - `attune show transfer meed2@latest meed2-no-emotion@latest --data data/ed --data data/edos`
     """
-    decoding = options.decoding(decode, options.parse_overrides(settings))
-    measures = evaluate.more_measures(sentence_encoder=sentence_similarity)
+    from attune.platform.evaluation.evaluate_run import (
+        Conditions,
+        evaluate_run,
+        load_measures,
+        log_result,
+        predicted_labels,
+    )
+
+    conditions = Conditions(decoding=options.decoding(decode, options.parse_overrides(settings)))
+    measures = load_measures(sentence_encoder=sentence_similarity)
     runs = [options.trained_run(name) for name in names]
     for run in runs:
-        if evaluate.labels(run):
+        if predicted_labels(run):
             raise UsageError(f"'{run.name}' does not answer: name runs that do")
     rows: list[dict[str, Any]] = []
     for run in runs:
         for each in data:
-            result = evaluate.of_run(run, each, split, decoding, measures=measures)
-            evaluate.log(run, result, {"data": each} if each != run.data["folder"] else None)
-            found = result["metrics"]
-            metrics = {name: found[name] for name in TRANSFERRED if name in found}
+            with evaluation_progress() as track:
+                result = evaluate_run(
+                    run, split, data=each, conditions=conditions, measures=measures, track=track
+                )
+            log_result(run, result, {"data": each} if each != run.data["folder"] else None)
+            metrics = {
+                name: value for name, value in result["metrics"].items() if name in TRANSFERRED
+            }
             rows.append({"run": run.name, "data": each, **metrics})
     columns = [name for name in TRANSFERRED if name in rows[0]]
-    made = table("", "run", "data", *columns, numbers=tuple(columns))
+    rendered = table("", "run", "data", *columns, numbers=tuple(columns))
     for row in rows:
-        made.add_row(row["run"], row["data"], *(shown(name, row[name]) for name in columns))
-    console(as_json).print(made)
+        rendered.add_row(row["run"], row["data"], *(shown(name, row[name]) for name in columns))
+    console(as_json).print(rendered)
     if as_json:
         print_json({"split": split, "rows": rows})
 
@@ -95,10 +107,10 @@ def predictor(
     samples = read_samples(find_data(data or runs[0].data["folder"]), split)
     rows = [{"run": run.name, **control.predicted(run, samples)} for run in runs]
     rows.append({"run": RANDOM, **control.guessed(samples)})
-    made = table("", "run", *SCORES, numbers=SCORES)
+    rendered = table("", "run", *SCORES, numbers=SCORES)
     for row in rows:
-        made.add_row(str(row["run"]), *(f"{row[name]:.4f}" for name in SCORES))
-    console(as_json).print(made)
+        rendered.add_row(str(row["run"]), *(f"{row[name]:.4f}" for name in SCORES))
+    console(as_json).print(rendered)
     if as_json:
         print_json({"split": split, "rows": rows})
 
@@ -136,6 +148,7 @@ def control(
     """
     from attune.platform.data.labels import INTENTS, LABELS
     from attune.platform.evaluation.control import controllability
+    from attune.platform.evaluation.figures import draw_samples
     from attune.platform.runs.model import load_model
 
     asked = [each.strip() for each in labels.split(",")] if labels else list(INTENTS)
@@ -144,20 +157,22 @@ def control(
             raise UsageError(unknown_choice("label", label, LABELS))
     decoding = options.decoding(decode, options.parse_overrides(settings))
     run = options.trained_run(name)
-    samples = some_samples(run, split, count, seed)
+    samples = draw_samples(run, split, count, seed)
     with progress("answers") as bar:
         task = bar.add_task(run.name, total=(1 + len(asked)) * samples.height)
         found = controllability(
             load_model(run.model), samples, asked, decoding, lambda done: bar.advance(task, done)
         )
-    made = table("", "label", "asked for", "not asked for", numbers=("asked for", "not asked for"))
+    rendered = table(
+        "", "label", "asked for", "not asked for", numbers=("asked for", "not asked for")
+    )
     for each in found:
-        made.add_row(each.label, f"{each.asked:.1%}", f"{each.unasked:.1%}")
+        rendered.add_row(each.label, f"{each.asked:.1%}", f"{each.unasked:.1%}")
     mean = {
         kind: sum(getattr(each, kind) for each in found) / len(found)
         for kind in ("asked", "unasked")
     }
-    made.add_row("mean", f"{mean['asked']:.1%}", f"{mean['unasked']:.1%}")
-    console(as_json).print(made)
+    rendered.add_row("mean", f"{mean['asked']:.1%}", f"{mean['unasked']:.1%}")
+    console(as_json).print(rendered)
     if as_json:
         print_json({"contexts": samples.height, "labels": [asdict(e) for e in found], "mean": mean})
