@@ -23,7 +23,7 @@ from attune.models.base import (
 from attune.models.decoding import Decoding, decode
 from attune.models.labels import LABELS
 from attune.platform.runs.model import Model, load_model, save_model
-from attune.platform.training.loop import total_loss, trainable_only
+from attune.platform.training.updates import total_loss, trainable_only
 
 BEGUN = Progress(step=1, share=0.1)
 """Not the very first step, at which what comes in gradually does not count yet."""

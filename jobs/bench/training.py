@@ -41,8 +41,8 @@ from attune.platform.data.labels import EMOTIONS
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.model import build_model
 from attune.platform.text.vocabulary import Vocabulary
-from attune.platform.training.loop import total_loss
 from attune.platform.training.settings import configure
+from attune.platform.training.updates import total_loss
 
 VARIANT, PRESET = "multi-trs", "paper"
 SMOOTHING = 0.1

@@ -12,28 +12,22 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor
 
 from attune.models.base import (
-    FOLLOWED,
-    PAIRED,
     Batch,
     Batches,
-    DialogueVariant,
     Losses,
     Progress,
     Stage,
     Update,
-    Variant,
 )
-from attune.platform.batching.encoding import Columns, Ragged, followed
+from attune.platform.batching.encoding import Columns
 from attune.platform.batching.streams import PositionedBatch, Stream
 from attune.platform.runs.log import write_log
 from attune.platform.runs.metrics_file import MetricsFile
@@ -42,8 +36,11 @@ from attune.platform.runs.record import Run
 from attune.platform.training import checkpoints
 from attune.platform.training.checkpoints import Standing
 from attune.platform.training.engine import Engine, Player, gathered, kept_settings, to_universal
+from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.schedules import rate
 from attune.platform.training.settings import TrainingConfig
+from attune.platform.training.updates import seed_generators, step_seed, total_loss, trainable_only
+from attune.platform.training.validation import compute_validation_metrics, tokens_per_word_in
 
 PLAN, RESULT, PROBLEM = "plan.json", "result.json", "problem.txt"
 Watch = Callable[[int, Mapping[str, float], bool], None]
@@ -51,42 +48,6 @@ Watch = Callable[[int, Mapping[str, float], bool], None]
 of a look at valid only when its checkpoint is written. It may raise to end the training."""
 Export = Callable[[int, Mapping[str, float]], None]
 """Called by the first worker with a step and all that it logged there, for whoever measures."""
-VALID_TOKENS = 8192  # of a batch in evaluation
-CPU = torch.device("cpu")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Worker:
-    """Which of the workers this process is, and where it computes."""
-
-    rank: int = 0
-    world_size: int = 1
-    device: torch.device = CPU
-
-    @property
-    def first(self) -> bool:
-        """Whether to do what only one may do: log, save, write."""
-        return self.rank == 0
-
-    def barrier(self) -> None:
-        """Wait for the others."""
-        if self.world_size > 1:
-            torch.distributed.barrier()
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Over the workers."""
-        if self.world_size > 1:
-            torch.distributed.all_reduce(values)
-            values = values / self.world_size
-        return values
-
-    def agreed(self, flag: bool) -> bool:
-        """What the first worker says: all must stop at the same step."""
-        if self.world_size == 1:
-            return flag
-        said = torch.tensor([float(flag)], device=self.device)
-        torch.distributed.broadcast(said, src=0)
-        return bool(said.item())
 
 
 class Training:
@@ -98,25 +59,25 @@ class Training:
         model: Model,
         data: Mapping[str, Columns],
         valid: Columns,
-        worker: Worker = Worker(),  # noqa: B008
+        group: ProcessGroup = ProcessGroup(),  # noqa: B008
         watch: Watch = lambda *_: None,
         export: Export = lambda *_: None,
     ):
-        self.run, self.model, self.valid, self.worker = run, model, valid, worker
+        self.run, self.model, self.valid, self.group = run, model, valid, group
         self.watch, self.export = watch, export
         self.training = TrainingConfig(**run.training)
         self.deepspeed = kept_settings(run.folder)
-        self.variant = model.variant.to(worker.device)
+        self.variant = model.variant.to(group.device)
         self.stages = self.variant.stages()
-        self.tokens_per_word = _tokens_per_word(model, valid)
+        self.tokens_per_word = tokens_per_word_in(model, valid)
         self.streams = {
             name: Stream(
                 columns,
                 size=self.training.batch_size,
                 by=self.training.batch_by,
                 seed=run.seed,
-                rank=worker.rank,
-                world_size=worker.world_size,
+                rank=group.rank,
+                world_size=group.world_size,
             )
             for name, columns in data.items()
         }
@@ -124,7 +85,7 @@ class Training:
     def go(self) -> bool:
         """Train to the end; False where the run was asked to stop before."""
         standing, found = self._resumed()
-        if self.worker.first:
+        if self.group.is_first:
             self.metrics = MetricsFile(self.run.metrics_file, standing.total)
             steps = {stage.name: self.steps_of(n) for n, stage in enumerate(self.stages)}
             _write(self.run.folder / PLAN, {"steps": steps, "done": standing.total})
@@ -142,7 +103,7 @@ class Training:
                 workers=standing.workers,
                 zero=standing.zero,
             )
-            if self.worker.first:  # before the checkpoint, after which it would not come back here
+            if self.group.is_first:  # before the checkpoint: resuming from it skips this
                 ended = self._best_of(standing.stage - 1) / checkpoints.STANDING
                 _write(ended, dataclasses.asdict(standing))
             self._checkpoint(standing, {})
@@ -196,7 +157,7 @@ class Training:
             if due or stopped:
                 self._checkpoint(standing, engines)
                 saved = standing.total
-            if looked and self.worker.first:
+            if looked and self.group.is_first:
                 self.watch(standing.total, looked, self._last(standing))
             looked = {}
         assert saved == standing.total
@@ -224,12 +185,12 @@ class Training:
         samples = 0
         epoch_ended = False
         started = time.monotonic()
-        _seed_draws(_seed(self.run.seed, standing, self.worker.rank))
+        seed_generators(step_seed(self.run.seed, standing.stage, standing.step, self.group.rank))
         for update in stage.updates:
             for _ in range(update.repeat):
                 loaded = {name: next(stream) for name, stream in batches.items()}
                 epoch_ended |= loaded[stage.streams[0]].following.batch == 0
-                samples += round(loaded[stage.streams[0]].batch.samples * self.worker.world_size)
+                samples += round(loaded[stage.streams[0]].batch.samples * self.group.world_size)
                 with trainable_only(self.variant, stage.players[update.player]):
                     found = self._update(engines, update, loaded, progress, learning_rate, logs)
             terms.update(found)
@@ -265,8 +226,8 @@ class Training:
                 name: Batch(
                     tensors={n: t[place::count] for n, t in batch.tensors.items()},
                     samples=batch.samples / count,
-                    tokens=(1 / self.worker.world_size if public else batch.tokens) / count,
-                ).to(self.worker.device)
+                    tokens=(1 / self.group.world_size if public else batch.tokens) / count,
+                ).to(self.group.device)
                 for name, batch in batches.items()
             }
 
@@ -280,8 +241,8 @@ class Training:
         minutes = (self.run.max_minutes or math.inf) * shares[standing.stage] / sum(shares)
         over = standing.step >= steps
         if self.run.max_minutes is not None:
-            over = self.worker.agreed(over or standing.seconds >= 60 * minutes)
-        return over, self.worker.agreed(self.run.stop_file.exists())
+            over = self.group.agreed(over or standing.seconds >= 60 * minutes)
+        return over, self.group.agreed(self.run.stop_file.exists())
 
     @staticmethod
     def _due(every: int, total: int, otherwise: bool) -> bool:
@@ -293,8 +254,8 @@ class Training:
     ) -> None:  # fmt: skip
         names = sorted(terms)
         values = torch.stack([total, *(terms[name].cpu() for name in names)])
-        values = self.worker.mean(values)
-        if self.worker.first:
+        values = self.group.mean(values)
+        if self.group.is_first:
             found = dict(zip(("loss", *names), values.tolist(), strict=True))
             speed = {"samples_per_second": samples / seconds, "learning_rate": learning_rate}
             self._add(standing.total + 1, {**found, **speed, "stage": standing.stage})
@@ -306,17 +267,17 @@ class Training:
 
     def _evaluated(self, stage: Stage, standing: Standing) -> tuple[Standing, dict[str, float]]:
         """Look at valid, and keep the model if it is the stage's best so far."""
-        found = evaluate(
-            self.variant, stage, self.valid, self.worker, tokens_per_word=self.tokens_per_word
+        found = compute_validation_metrics(
+            self.variant, stage, self.valid, self.group, tokens_per_word=self.tokens_per_word
         )
-        if self.worker.first:
+        if self.group.is_first:
             self._add(standing.total, found)
         value = found[stage.metric]
         value = -value if "accuracy" in stage.metric else value
         if standing.best is not None and not value < standing.best:
             return dataclasses.replace(standing, waited=standing.waited + 1), found
         with gathered(self.variant, self.run.zero):
-            if self.worker.first:
+            if self.group.is_first:
                 best = self._best_of(standing.stage)
                 _replace(best, lambda folder: save_model(self.model, folder))
         standing = dataclasses.replace(
@@ -331,7 +292,7 @@ class Training:
         return self.run.model_after(self.stages[number].name)
 
     def _load_best(self, number: int) -> None:
-        self.worker.barrier()
+        self.group.barrier()
         load_weights(self.variant, self._best_of(number) / MODEL_WEIGHTS)
 
     def _engines(self, stage: Stage, standing: Standing, found: Path | None) -> dict[str, Engine]:
@@ -339,7 +300,7 @@ class Training:
         if found is not None and standing.step:
             folder = found / checkpoints.ENGINES
             # What is partitioned among workers must be put together for another number of them.
-            universal = standing.zero > 0 and standing.workers != self.worker.world_size
+            universal = standing.zero > 0 and standing.workers != self.group.world_size
         if universal and folder is not None:
             folder = self._universal(stage, folder)
         engines = {}
@@ -358,18 +319,18 @@ class Training:
 
     def _universal(self, stage: Stage, folder: Path) -> Path:
         into = self.run.folder / "universal"
-        if self.worker.first:
+        if self.group.is_first:
             shutil.rmtree(into, ignore_errors=True)
             for player in stage.players:
                 to_universal(folder, player, into)
-        self.worker.barrier()
+        self.group.barrier()
         return into
 
     def _resumed(self) -> tuple[Standing, Path | None]:
         """Where to go on, and the checkpoint with the state to go on from."""
         found = checkpoints.last_good(self.run.checkpoints, self._report)
         if found is None:
-            return Standing(workers=self.worker.world_size, zero=self.run.zero), None
+            return Standing(workers=self.group.world_size, zero=self.run.zero), None
         load_weights(self.variant, found / checkpoints.WEIGHTS)
         standing = checkpoints.standing_of(found)
         self._report(f"going on from step {standing.total:,}")
@@ -382,21 +343,21 @@ class Training:
 
         def write_weights(path: Path) -> None:
             with gathered(self.variant, self.run.zero):
-                if self.worker.first:
+                if self.group.is_first:
                     save_weights(self.variant, path)
 
-        here = dataclasses.replace(standing, workers=self.worker.world_size, zero=self.run.zero)
+        here = dataclasses.replace(standing, workers=self.group.world_size, zero=self.run.zero)
         checkpoints.write(
             self.run.checkpoints,
             here,
             save_engines=save_engines,
             save_weights=write_weights,
-            first=self.worker.first,
-            barrier=self.worker.barrier,
+            first=self.group.is_first,
+            barrier=self.group.barrier,
         )
 
     def _write_result(self, standing: Standing) -> None:
-        if not self.worker.first:
+        if not self.group.is_first:
             return
         result = {
             "steps": standing.total,
@@ -409,141 +370,12 @@ class Training:
         _write(self.run.folder / RESULT, result)
 
     def _report(self, message: str) -> None:
-        if self.worker.first:
+        if self.group.is_first:
             write_log(self.run, message)
-
-
-def total_loss(update: Update, terms: Losses) -> Tensor:
-    """The weighted sum that an update descends, of those terms that have come in already."""
-    total = sum(weight * terms[name] for name, weight in update.weights.items() if name in terms)
-    assert isinstance(total, Tensor)
-    return total
-
-
-@contextmanager
-def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
-    """Freeze what is not a player's own: DeepSpeed is silently wrong or raises otherwise."""
-    own = {id(p) for part in parts for p in getattr(variant, part).parameters()}
-    frozen = [p for p in variant.parameters() if id(p) not in own and p.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-
-
-@torch.no_grad()
-def evaluate(
-    variant: Variant,
-    stage: Stage,
-    columns: Columns,
-    worker: Worker,
-    tokens_per_word: float = 1.0,
-) -> dict[str, float]:
-    """A stage's loss terms, perplexity and accuracies on valid, the work shared by all workers.
-
-    Terms are those of the samples that the stage learns from, the rest is of all samples. There is
-    no perplexity before the first stage that teaches to speak: it would be chance's. It is of
-    words, so that models which cut them up can be compared with those that do not.
-    """
-    trained, speaks = variant.training, _speaks(variant, stage)
-    variant.eval()
-    sums = _Sums()
-    judged = followed(columns) if stage.streams[0] == FOLLOWED else columns
-    for batch in _whole_split(judged, worker):
-        _seed_draws(int(batch["index"][0]))
-        for update in stage.updates:
-            terms = getattr(variant, update.losses)(
-                dict.fromkeys((PAIRED, stage.streams[0]), batch), Progress(share=1.0)
-            )
-            for name, term in terms.items():
-                sums.add(f"valid_{name}", term)
-            sums.add("valid_loss", total_loss(update, terms))
-    # The likelihood is among the terms already where these are of all samples.
-    likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
-    known = judged is columns and likelihood in sums.values
-    for batch in _whole_split(columns, worker):
-        if speaks and not known:
-            assert isinstance(variant, DialogueVariant)
-            sums.add("log_likelihood", variant.log_likelihood(batch).sum() / batch.tokens)
-        for name, predicted in variant.predict(batch).items():
-            right = predicted.argmax(dim=-1) == batch[name]
-            labelled = float((np.asarray(columns[name]) >= 0).sum())
-            sums.add(f"valid_{name}_accuracy", right.sum() / max(labelled, 1.0))
-    variant.train(trained)
-    found = sums.over_all(worker)
-    if speaks:
-        nll = found[likelihood] if known else -found.pop("log_likelihood")
-        found["valid_perplexity"] = math.exp(min(nll * tokens_per_word, 700.0))
-    return found
-
-
-def _tokens_per_word(model: Model, columns: Columns) -> float:
-    """Of the responses, `<eos>` being a word; 1 where there are none."""
-    responses = columns.get("response")
-    if not isinstance(responses, Ragged) or not len(responses.values):
-        return 1.0
-    return len(responses.values) / model.vocabulary.count_words(responses.values)
-
-
-def _speaks(variant: Variant, stage: Stage) -> bool:
-    """Whether the likelihood of responses is learned in a stage, or was in one before it."""
-    if not isinstance(variant, DialogueVariant):
-        return False
-    stages = variant.stages()
-    done = stages[: [each.name for each in stages].index(stage.name) + 1]
-    taught = {name for each in done for update in each.updates for name in update.weights}
-    return variant.likelihood_term is None or variant.likelihood_term in taught
-
-
-class _Sums:
-    """Numbers by name, added up over batches and workers."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
-
-    def add(self, name: str, value: Tensor) -> None:
-        before = self.values.get(name, torch.zeros((), dtype=torch.float64))
-        self.values[name] = before + value.double().cpu()
-
-    def over_all(self, worker: Worker) -> dict[str, float]:
-        names = sorted(self.values)
-        values = torch.stack([self.values[name] for name in names])
-        together = worker.mean(values) * worker.world_size
-        return dict(zip(names, together.tolist(), strict=True))
-
-
-def _whole_split(columns: Columns, worker: Worker) -> Iterator[Batch]:
-    """A worker's batches of a split; each is told the counts of the whole split to divide by, so
-    that its means add up to the split's."""
-    stream = Stream(
-        columns, size=VALID_TOKENS, by="tokens", shuffle=False,
-        rank=worker.rank, world_size=worker.world_size,
-    )  # fmt: skip
-    samples, tokens = len(stream.response_lengths), float(stream.response_lengths.sum())
-    for part in stream.epoch():
-        batch = dataclasses.replace(part, samples=float(samples), tokens=tokens)
-        yield batch.to(worker.device)
 
 
 def _draws(stage: Stage) -> int:
     return sum(update.repeat for update in stage.updates)
-
-
-def _seed_draws(seed: int) -> None:
-    """As `torch.manual_seed`, which writes down a traceback for CUDA's sake even where there is
-    none, half a millisecond a step."""
-    if torch.cuda.is_available():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
-
-
-def _seed(seed: int, standing: Standing, rank: int) -> int:
-    words = np.random.SeedSequence([seed, standing.stage, standing.step, rank])
-    return int(words.generate_state(1, np.uint64)[0])
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -12,40 +12,28 @@ import polars as pl
 from safetensors.torch import load_file
 
 from attune.models.base import (
-    CONTEXTS,
-    FOLLOWED,
-    PAIRED,
-    RESPONSES,
-    Annotator,
     DataRequirements,
     Variant,
 )
-from attune.platform.batching.encoding import Columns, followed, unpaired
 from attune.platform.core.commit import commit
-from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import apply_overrides, find_variant
 from attune.platform.data import bundled
 from attune.platform.data.dataset_folder import LEXICON, TOKENS, read_manifest, read_samples
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import find_data
-from attune.platform.enrichment.causes import apply_cause_threshold
-from attune.platform.enrichment.filters import keep_emotional
 from attune.platform.enrichment.labels import LABELS_KEY
-from attune.platform.enrichment.unpaired import UNPAIRED_FILES, check_harvest, read_unpaired
 from attune.platform.runs.model import (
-    CAUSES,
     CONTEXT_LABELS,
     LEXICON_FILE,
     MODEL_WEIGHTS,
     VOCABULARY_FILE,
     Model,
     build_model,
-    check_labels,
     copy_labeller,
     find_labeller,
     label_names,
-    read_split,
     requires_lexicon,
 )
 from attune.platform.runs.record import (
@@ -59,12 +47,12 @@ from attune.platform.runs.record import (
     runs_folder,
 )
 from attune.platform.text import subwords
-from attune.platform.text.encoders import locate
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.subwords import Subwords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 from attune.platform.training import engine
+from attune.platform.training.data import check_data, harvest_record
 from attune.platform.training.settings import TrainingConfig, configure
 
 
@@ -94,7 +82,7 @@ def new_run(
     folder = find_data(data)
     manifest = read_manifest(folder)
     requirements = find_variant(variant)[0].requirements_for(config)
-    _check_needs(find_variant(variant)[0], variant, config, folder)
+    check_data(find_variant(variant)[0], variant, config, folder)
     lexicon, lexicon_notice = None, ""
     if requires_lexicon(requirements):
         lexicon, lexicon_notice = _lexicon(training, requirements, folder)
@@ -115,7 +103,7 @@ def new_run(
             "name": data_name,
             "folder": str(folder.absolute()),
             "hash": manifest["hash"],
-            **_harvest(requirements, config),
+            **harvest_record(requirements, config),
         },
         seed=seed,
         workers=workers,
@@ -195,62 +183,6 @@ def _subwords_of(folder: Path, data_hash: str, size: int) -> Subwords:
     samples = read_samples(folder, "train")
     texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
     return Subwords.learn(texts.drop_nulls().unique(maintain_order=True), size)
-
-
-def _check_needs(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
-    """Better to hear now what is missing than from a worker: the encoder that a variant reads with,
-    or the marks of causes or the labels that it learns from."""
-    requirements = variant.requirements_for(config)
-    if requirements.encoder is not None:
-        locate(getattr(config, requirements.encoder))
-    if issubclass(variant, Annotator) or requirements.labels == "utterances":
-        read_split(variant, folder, "train")
-    unpaired = {UNPAIRED_FILES[n] for n in requirements.streams if n in UNPAIRED_FILES}
-    if unpaired and not config.harvest:
-        _check_own_texts(unpaired, name, config, folder)
-    if threshold := getattr(config, "emotionality_threshold", 0.0):
-        keep_emotional(read_samples(folder, "train"), folder, threshold)
-    if CONTEXT_LABELS in requirements.columns:
-        for split in ("train", "valid"):
-            check_labels(requirements, read_samples(folder, split), f"{folder}, {split}")
-    if CAUSES not in requirements.columns:
-        return
-    for split in ("train", "valid"):
-        samples = read_samples(folder, split)
-        if threshold := getattr(config, "cause_threshold", 0.0):
-            samples = apply_cause_threshold(samples, folder, split, threshold)
-        if not samples["context_causes"].explode().count():
-            raise DataError(
-                f"{folder}: no utterance in {split} is marked as a cause or not, which '{name}' "
-                f"learns from: mark them with 'attune annotate cause RUN --data {folder}', RUN "
-                f"being an annotator"
-            )
-
-
-def _check_own_texts(streams: set[str], name: str, config: Any, folder: Path) -> None:
-    """Without a harvest the data must have unpaired texts, which nothing can be chosen from."""
-    if config.harvest_threshold != type(config).harvest_threshold:
-        raise UsageError(
-            f"harvest_threshold={config.harvest_threshold}: only a harvest's texts have "
-            f"probabilities: name one with --set harvest=DIR"
-        )
-    if missing := streams - set(read_manifest(folder)["splits"]):
-        raise UsageError(
-            f"'{name}' learns from unpaired text too, and {folder} has no '{min(missing)}': make "
-            f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
-            f"with --set harvest=DIR"
-        )
-
-
-def _harvest(requirements: DataRequirements, config: Any) -> dict[str, Any]:
-    """Where unpaired text comes from, if not from the data, and what it is."""
-    if not set(requirements.streams) & set(UNPAIRED_FILES) or not config.harvest:
-        return {}
-    folder = Path(config.harvest)
-    found = check_harvest(folder)["hash"]
-    for stream in UNPAIRED_FILES:  # a threshold that keeps nothing is told at once
-        read_unpaired(folder, stream, config.harvest_threshold)
-    return {"harvest": {"folder": str(folder.absolute()), "hash": found}}
 
 
 def _lexicon(
@@ -417,54 +349,3 @@ def begin_with(variant: Variant, folder: Path) -> None:
     if not shared:
         raise UsageError(f"--init {folder}: none of its weights fit this variant")
     variant.load_state_dict(shared, strict=False)
-
-
-def data_of(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
-    """The streams a variant trains on, and the paired samples it is judged by."""
-    folder = _unchanged(run, run.data)
-    valid = model.columns(_learned_from(model.variant, folder, "valid"))
-    paired = model.columns(_learned_from(model.variant, folder, "train"))
-    streams: dict[str, Columns] = {PAIRED: paired}
-    for name in model.variant.requirements_for(model.variant.config).streams:
-        if name == FOLLOWED:
-            streams[name] = followed(paired)
-            if not len(streams[name]["index"]) or not len(followed(valid)["index"]):
-                raise DataError(
-                    f"{folder}: no response in train, or none in valid, is answered by the "
-                    f"speaker: '{run.variant}' learns from such answers, and needs other data"
-                )
-        elif name in (CONTEXTS, RESPONSES):
-            streams[name] = unpaired(model.columns(_texts(run, model.variant.config, name)), name)
-    return streams, valid
-
-
-def _learned_from(variant: Variant, folder: Path, split: str) -> pl.DataFrame:
-    """The samples of train or valid, as a variant's thresholds want them: with the marks of causes
-    that are sure enough; and train's of the emotional dialogs alone."""
-    samples = read_split(variant, folder, split)
-    threshold = getattr(variant.config, "cause_threshold", 0.0)
-    if threshold and CAUSES in variant.requirements_for(variant.config).columns:
-        samples = apply_cause_threshold(samples, folder, split, threshold)
-    threshold = getattr(variant.config, "emotionality_threshold", 0.0)
-    if threshold and split == "train":
-        samples = keep_emotional(samples, folder, threshold)
-    return samples
-
-
-def _texts(run: Run, config: Any, stream: str) -> pl.DataFrame:
-    """Unpaired text: a harvest's, where one is named, else the data's own."""
-    if "harvest" not in run.data:
-        return read_samples(Path(run.data["folder"]), UNPAIRED_FILES[stream])
-    return read_unpaired(_unchanged(run, run.data["harvest"]), stream, config.harvest_threshold)
-
-
-def _unchanged(run: Run, data: Mapping[str, Any]) -> Path:
-    """A folder that a run learns from, which must be what it was when the run began."""
-    folder = Path(data["folder"])
-    found = read_manifest(folder)["hash"]
-    if found != data["hash"]:
-        raise UsageError(
-            f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
-            f"{data['hash'][:12]}): prepare it as it was, or begin a new run"
-        )
-    return folder

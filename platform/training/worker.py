@@ -16,8 +16,9 @@ from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.logging import JOB
 from attune.platform.runs.record import Run, read_run
-from attune.platform.training import engine, setup
-from attune.platform.training.loop import PROBLEM, Export, Training, Watch, Worker
+from attune.platform.training import data, engine, setup
+from attune.platform.training.loop import PROBLEM, Export, Training, Watch
+from attune.platform.training.process_group import ProcessGroup
 
 
 def work(settings: dict[str, Any]) -> None:
@@ -25,7 +26,7 @@ def work(settings: dict[str, Any]) -> None:
     os.environ.update(settings["ids"])
     context = ray.train.get_context()
     device = ray.train.torch.get_device() if torch.cuda.is_available() else torch.device("cpu")
-    worker = Worker(
+    worker = ProcessGroup(
         rank=context.get_world_rank(), world_size=context.get_world_size(), device=device
     )
     run = read_run(Path(settings["folder"]))
@@ -61,7 +62,7 @@ def gauges(run: Run) -> Export:
 
 def train(
     run: Run,
-    worker: Worker,
+    worker: ProcessGroup,
     watch: Watch = lambda *_: None,
     export: Export = lambda *_: None,
 ) -> bool:
@@ -71,7 +72,7 @@ def train(
     engine.join_workers()
     gc.unfreeze()  # a process may train one run after another
     model = setup.model_of(run)
-    data, valid = setup.data_of(run, model)
+    streams, valid = data.load_streams(run, model)
     gc.collect()
     gc.freeze()  # what the imports made stays: the collector need not look at it between steps
-    return Training(run, model, data, valid, worker, watch, export).go()
+    return Training(run, model, streams, valid, worker, watch, export).go()

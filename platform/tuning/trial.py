@@ -24,7 +24,8 @@ from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import Run, read_run
 from attune.platform.services import cluster
 from attune.platform.training import checkpoints
-from attune.platform.training.loop import PROBLEM, RESULT, Worker
+from attune.platform.training.loop import PROBLEM, RESULT
+from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.settings import configure
 from attune.platform.training.sharing import steps_until
 from attune.platform.tuning.sweep import AT_THE_END
@@ -231,7 +232,7 @@ def _train_here(task: Task, run: Run, teller: Teller) -> None:
 
     torch.set_num_threads(max(1, int(task.cores)))
     use_gpu = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
-    train(run, Worker(device=torch.device("cuda" if use_gpu else "cpu")), teller, gauges(run))
+    train(run, ProcessGroup(device=torch.device("cuda" if use_gpu else "cpu")), teller, gauges(run))
 
 
 def _train_apart(task: Task, run: Run, teller: Teller) -> None:

@@ -23,7 +23,8 @@ from attune.platform.core.settings import find_variant
 from attune.platform.evaluation.evaluate import answer, score
 from attune.platform.runs.model import read_split
 from attune.platform.training import setup
-from attune.platform.training.loop import total_loss, trainable_only
+from attune.platform.training.data import load_streams
+from attune.platform.training.updates import total_loss, trainable_only
 from tests.golden.preparation import DIALOGUES, ENCODER, INTENTS, RECCON
 
 FOLDER = Path(__file__).parent / "behaviour"
@@ -83,7 +84,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         name=name,
     )
     model = setup.model_of(run)
-    data, _ = setup.data_of(run, model)
+    data, _ = load_streams(run, model)
     streams = {stream: Stream(columns, size=8) for stream, columns in data.items()}
     variant = model.variant
     variant.train()

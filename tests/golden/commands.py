@@ -20,7 +20,7 @@ from attune.models.base import Variant
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import Run, find_run
 from attune.platform.services import cluster
-from attune.platform.training.loop import Worker
+from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.worker import train
 from tests.golden.behaviour import differences, settings_for
 from tests.golden.preparation import DIALOGUES
@@ -71,7 +71,7 @@ def runs_in_this_process() -> Iterator[None]:
 
     def fit(_work: Any, run: Run, _cores: int) -> None:
         torch.set_num_threads(1)  # it counts for the thread that calls it
-        train(run, Worker())
+        train(run, ProcessGroup())
 
     with mock.patch.multiple(
         cluster,

@@ -16,7 +16,7 @@ from attune.platform.enrichment.classifier import TEXT_KINDS, classify_texts, fi
 from attune.platform.enrichment.unpaired import TEXT_SHARD_ROWS
 from attune.platform.runs.model import load_model
 from attune.platform.training import setup
-from attune.platform.training.loop import Worker
+from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.worker import train
 from tests.golden.interface import assert_json_keys
 
@@ -54,7 +54,7 @@ def trained(variant, name, encoder, steps):
     run = setup.new_run(
         variant, name=name, preset="tiny", overrides={"encoder": str(encoder)}, max_steps=steps
     )
-    assert train(run, Worker())
+    assert train(run, ProcessGroup())
     result = json.loads((run.folder / "result.json").read_text())
     return run.update(status="finished", result=result)
 

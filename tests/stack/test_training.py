@@ -23,10 +23,13 @@ from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.model import MODEL_WEIGHTS, load_model
 from attune.platform.runs.record import find_run, read_run
 from attune.platform.services import cluster
-from attune.platform.training import checkpoints, engine, loop, setup, sharing
+from attune.platform.training import checkpoints, data, engine, loop, setup, sharing
 from attune.platform.training.engine import Engine, Player
-from attune.platform.training.loop import Training, Worker
+from attune.platform.training.loop import Training
+from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.settings import TrainingConfig
+from attune.platform.training.updates import total_loss, trainable_only
+from attune.platform.training.validation import compute_validation_metrics
 from attune.platform.training.worker import train
 from attune.platform.tuning.spaces import ends, groups_of
 from tests.golden.interface import assert_json_keys
@@ -57,20 +60,20 @@ def begin(prepared):
 @pytest.fixture(autouse=True)
 def few_valid_samples(monkeypatch):
     """Looking at all of valid would take most of the time."""
-    real = setup.data_of
+    real = data.load_streams
 
     def fewer(run, model):
         streams, _ = real(run, model)
-        samples = setup.read_samples(setup.Path(run.data["folder"]), "valid").head(40)
+        samples = read_samples(Path(run.data["folder"]), "valid").head(40)
         return streams, model.columns(samples)
 
-    monkeypatch.setattr(setup, "data_of", fewer)
+    monkeypatch.setattr(data, "load_streams", fewer)
 
 
 def go(run):
     model = setup.model_of(run)
-    data, valid = setup.data_of(run, model)
-    return Training(run, model, data, valid).go()
+    streams, valid = data.load_streams(run, model)
+    return Training(run, model, streams, valid).go()
 
 
 def logged(run):
@@ -188,8 +191,8 @@ def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
     assert load_model(run.model_after("generator")).variant.config.generator_steps == 3
     trained = []
     model = setup.model_of(run)
-    data, valid = setup.data_of(run, model)
-    assert Training(run, model, data, valid, watch=lambda step, *_: trained.append(step)).go()
+    streams, valid = data.load_streams(run, model)
+    assert Training(run, model, streams, valid, watch=lambda step, *_: trained.append(step)).go()
     assert min(trained) == 26
     assert_same(run, alone)
     critical = begin("empdg", "critical", max_steps=steps, **{**settings, "penalty_weight": 0.2})
@@ -283,7 +286,7 @@ def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
         == [1, 2]  # fmt: skip
     model = setup.model_of(run)
-    longer = Training(run.update(max_steps=100), model, *setup.data_of(run, model))
+    longer = Training(run.update(max_steps=100), model, *data.load_streams(run, model))
     assert [longer.steps_of(0), longer.steps_of(1)] == [25, 75]
 
 
@@ -298,9 +301,9 @@ def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
     assert result["steps"] == looks[-1][0] < 60
     assert len([step for step, _ in looks if step > best_step]) == 2
     model = load_model(run.model)
-    _, valid = setup.data_of(run, model)
+    _, valid = data.load_streams(run, model)
     [stage] = model.variant.stages()
-    found = loop.evaluate(model.variant, stage, valid, loop.Worker())
+    found = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
     assert found["valid_loss"] == pytest.approx(best, rel=1e-6)
 
 
@@ -317,13 +320,13 @@ def test_begin_with_takes_over_weights_and_words(begin, prepared):
 
 
 def test_a_stage_begins_with_the_best_of_the_one_before(begin, monkeypatch):
-    real, looks = loop.evaluate, []
+    real, looks = loop.compute_validation_metrics, []
 
     def worse_each_time(*arguments, **named):
         looks.append(real(*arguments, **named))
         return {**looks[-1], "valid_emotion_accuracy": 1 / len(looks)}
 
-    monkeypatch.setattr(loop, "evaluate", worse_each_time)
+    monkeypatch.setattr(loop, "compute_validation_metrics", worse_each_time)
     run = begin("emoprepend-1", "stages", max_steps=16, evaluate_every=2)
     assert go(run)
     assert len(looks) > 3
@@ -373,7 +376,7 @@ def played(step_of):
         draw = torch.Generator().manual_seed(number)
         given = torch.randn(4, 6, generator=draw)
         for update in stage.updates:
-            with loop.trainable_only(variant, stage.players[update.player]):
+            with trainable_only(variant, stage.players[update.player]):
                 found.append(step(update, {PAIRED: (given, given.flip(1))}))
     return torch.tensor(found)
 
@@ -393,7 +396,7 @@ def plain_torch(variant, stage):
 
     def step(update, batches):
         optimizer = optimizers[update.player]
-        total = loop.total_loss(update, getattr(variant, update.losses)(batches, None))
+        total = total_loss(update, getattr(variant, update.losses)(batches, None))
         optimizer.zero_grad()
         total.backward()
         nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], TOY.gradient_clipping)
@@ -411,7 +414,7 @@ def deepspeed(zero):
         }
 
         def step(update, batches):
-            total = loop.total_loss(update, engines[update.player](update.losses, batches, None))
+            total = total_loss(update, engines[update.player](update.losses, batches, None))
             engines[update.player].backward(total)
             engines[update.player].step(TOY.learning_rate)
             return total.item()
@@ -448,9 +451,9 @@ def test_perplexity_is_of_all_samples_in_every_stage(begin):
     """Critics learn from answered samples only; what their stage says of valid is of all of it."""
     run = begin("empdg", "whole", max_steps=6)
     model = setup.model_of(run)
-    _, valid = setup.data_of(run, model)
+    _, valid = data.load_streams(run, model)
     found = [
-        loop.evaluate(model.variant, stage, valid, loop.Worker())
+        compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
         for stage in model.variant.stages()
     ]
     perplexities = [looked["valid_perplexity"] for looked in found]
@@ -484,7 +487,7 @@ def test_without_answers_there_is_nothing_for_critics(tmp_path):
     run = setup.new_run("empdg", data=str(tmp_path / "short"), preset="tiny", name="lonely")
     assert "bundled corpus" in run.notice
     with pytest.raises(DataError, match="none in valid, is answered by the speaker"):
-        setup.data_of(run, setup.model_of(run))
+        data.load_streams(run, setup.model_of(run))
 
 
 @pytest.mark.parametrize("multitask", [True, False])
@@ -501,7 +504,7 @@ def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multit
 def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begin):
     def watched(run, leave_at=0):
         model = setup.model_of(run)
-        data, valid = setup.data_of(run, model)
+        streams, valid = data.load_streams(run, model)
         heard = []
 
         def watch(step, metrics, over):
@@ -513,7 +516,7 @@ def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begi
                 raise SystemExit
 
         with contextlib.suppress(SystemExit):
-            Training(run, model, data, valid, loop.Worker(), watch).go()
+            Training(run, model, streams, valid, ProcessGroup(), watch).go()
         return heard
 
     whole, left = begin("dummy", "whole", max_steps=12), begin("dummy", "left", max_steps=12)
@@ -530,7 +533,7 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     (tmp_path / "data" / "bundled").symlink_to(prepared)
     monkeypatch.setattr(cluster, "connect", lambda: None)
     monkeypatch.setattr(cluster, "room", lambda *_: (1, 1))
-    monkeypatch.setattr(cluster, "fit", lambda _, run, __: train(run, Worker()))
+    monkeypatch.setattr(cluster, "fit", lambda _, run, __: train(run, ProcessGroup()))
     monkeypatch.setattr(cluster, "waits_for", lambda *_: "")
     monkeypatch.setattr(
         "attune.platform.data.dataset_folder.read_samples",

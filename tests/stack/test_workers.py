@@ -10,7 +10,7 @@ import pytest
 
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.training import setup
-from attune.platform.training.loop import Worker
+from attune.platform.training.process_group import ProcessGroup
 from tests.stack import worker
 
 pytestmark = pytest.mark.xdist_group("workers")
@@ -50,7 +50,7 @@ def work(run, world_size, stop_at=0):
     workers = [
         context.Process(
             target=worker.work,
-            args=(run.folder, Worker(rank=rank, world_size=world_size), port, stop_at),
+            args=(run.folder, ProcessGroup(rank=rank, world_size=world_size), port, stop_at),
         )
         for rank in range(world_size)
     ]

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from attune.platform.runs.record import read_run
-from attune.platform.training import engine, setup
+from attune.platform.training import data, engine, setup
 from attune.platform.training.loop import Training
 
 engine.import_deepspeed()  # takes a while: once for all that are forked
@@ -32,7 +32,7 @@ def work(folder, worker, port, stop_at):
     assert "mlflow" not in sys.modules  # it would take a worker as long to start again
     run = read_run(folder)
     model = setup.model_of(run)
-    data, valid = setup.data_of(run, model)
-    training = Stopping(run, model, data, valid, worker)
+    streams, valid = data.load_streams(run, model)
+    training = Stopping(run, model, streams, valid, worker)
     training.stop_at = stop_at
     training.go()

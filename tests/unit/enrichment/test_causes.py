@@ -23,6 +23,7 @@ from attune.platform.runs.record import find_run
 from attune.platform.services import cluster
 from attune.platform.text import encoders
 from attune.platform.training import setup
+from attune.platform.training.data import load_streams
 from tests.commands import refused, spoken
 
 
@@ -83,7 +84,7 @@ def test_an_annotator_learns_from_utterances_with_causes(tmp_path, monkeypatch, 
     overrides = {"encoder": str(tiny_encoder)}
     data = str(tmp_path / "data")
     run = setup.new_run("cause-annotator", data=data, preset="tiny", overrides=overrides)
-    streams, valid = setup.data_of(run, setup.model_of(run))
+    streams, valid = load_streams(run, setup.model_of(run))
     assert streams["paired"]["turn_roles"].lengths.tolist() == [1, 2, 4]
     assert streams["paired"]["causes"].values.tolist() == [2, 1, 2, 1, 2, 2, 1]
     assert valid["turn_roles"].lengths.tolist() == [1, 2]
@@ -354,7 +355,7 @@ def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
     def learned(overrides):
         run = setup.new_run("emotion-cause-soft", data=str(out), preset="tiny", overrides=overrides)
         model = setup.model_of(run)
-        streams, valid = setup.data_of(run, model)
+        streams, valid = load_streams(run, model)
         return model, {"train": streams[PAIRED], "valid": valid}
 
     _, by_the_data = learned({})

@@ -32,8 +32,10 @@ from attune.platform.enrichment.labels import (
 from attune.platform.runs.model import build_model, label_names, load_model
 from attune.platform.runs.record import find_run
 from attune.platform.services import cluster
-from attune.platform.training import loop, setup
-from attune.platform.training.loop import Worker
+from attune.platform.training import setup
+from attune.platform.training.data import load_streams, read_training_samples
+from attune.platform.training.process_group import ProcessGroup
+from attune.platform.training.validation import compute_validation_metrics
 from tests.commands import refused, spoken
 
 WORDS = ("gone", "won", "here", "late", "ill", "home")
@@ -145,10 +147,10 @@ def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch,
     model = setup.model_of(run)
     assert model.variant.data_info.emotions == LABELS
     assert model.variant.output.out_features == 41
-    streams, valid = setup.data_of(run, model)
+    streams, valid = load_streams(run, model)
     assert streams["paired"]["emotion"].tolist() == [17, 38, 40]
     [stage] = model.variant.stages()
-    found = loop.evaluate(model.variant, stage, valid, Worker())
+    found = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
     assert {"valid_loss", "valid_context", "valid_emotion_accuracy"} <= set(found)
     (tmp_path / "home").rename(tmp_path / "gone")
 
@@ -301,8 +303,8 @@ def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
         requirements=find_variant("meed2")[0].requirements,
         config=SimpleNamespace(emotionality_threshold=least),
     )
-    assert setup._learned_from(variant, out, "train").equals(kept)
-    assert setup._learned_from(variant, out, "valid").equals(read_samples(out, "valid"))
+    assert read_training_samples(variant, out, "train").equals(kept)
+    assert read_training_samples(variant, out, "valid").equals(read_samples(out, "valid"))
     with pytest.raises(UsageError, match=r"emotionality_threshold=0.999: no dialog of train"):
         keep_emotional(samples, out, 0.999)
     with pytest.raises(UsageError, match="attune annotate emotions"):

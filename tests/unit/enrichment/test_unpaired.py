@@ -32,8 +32,10 @@ from attune.platform.enrichment.unpaired import (
 from attune.platform.runs.model import Model, load_model
 from attune.platform.runs.record import find_run
 from attune.platform.services import cluster
-from attune.platform.training import loop, setup
-from attune.platform.training.loop import Worker
+from attune.platform.training import setup
+from attune.platform.training.data import load_streams
+from attune.platform.training.process_group import ProcessGroup
+from attune.platform.training.validation import compute_validation_metrics
 from tests.commands import refused, spoken
 
 
@@ -305,7 +307,7 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
     run = begin(prepared, harvest=str(out), harvest_threshold=threshold)
     assert run.data["harvest"] == {"folder": str(out), "hash": manifest["hash"]}
     model = setup.model_of(run)
-    streams, valid = setup.data_of(run, model)
+    streams, valid = load_streams(run, model)
     assert set(streams) == {PAIRED, CONTEXTS, RESPONSES}
     assert set(streams[CONTEXTS]) == {"index", "context", "context_roles", "emotion"}
     assert set(streams[RESPONSES]) == {"index", "response", "emotion"}
@@ -322,11 +324,11 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
 def test_without_a_harvest_the_data_bring_their_own(home, prepared):  # noqa: ARG001
     run = begin(prepared)
     assert "harvest" not in run.data
-    streams, _ = setup.data_of(run, setup.model_of(run))
+    streams, _ = load_streams(run, setup.model_of(run))
     for name, stream in UNPAIRED_FILES.items():
         assert len(streams[name]["index"]) == read_samples(prepared, stream).height
     paired = begin(prepared, alone=True)
-    assert set(setup.data_of(paired, setup.model_of(paired))[0]) == {PAIRED}
+    assert set(load_streams(paired, setup.model_of(paired))[0]) == {PAIRED}
 
 
 def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path):
@@ -351,14 +353,14 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
     dialogues(tmp_path / "reddit.jsonl", 5)
     harvest_texts(find_run("teller"), [str(tmp_path / "reddit.jsonl")], out)
     with pytest.raises(UsageError, match="has changed since the run"):
-        setup.data_of(run, setup.model_of(run))
+        load_streams(run, setup.model_of(run))
 
 
 @pytest.mark.parametrize("name", [CONTEXTS, RESPONSES])
 @pytest.mark.parametrize(("size", "by"), [(16, "samples"), (300, "tokens")])
 def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
     run = begin(prepared)
-    columns = setup.data_of(run, setup.model_of(run))[0][name]
+    columns = load_streams(run, setup.model_of(run))[0][name]
     spoken_by = "context" if name == CONTEXTS else "response"
     ranks = [list(Stream(columns, size=size, by=by, rank=r, world_size=2).epoch(1)) for r in (0, 1)]
     seen = []
@@ -378,13 +380,13 @@ def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
 def test_valid_is_looked_at_with_paired_samples_alone(home, prepared):  # noqa: ARG001
     run = begin(prepared)
     model = setup.model_of(run)
-    _, valid = setup.data_of(run, model)
+    _, valid = load_streams(run, model)
     [stage] = model.variant.stages()
     asked = []
     real = model.variant.losses
     model.variant.losses = lambda batches, progress: (
         asked.append(set(batches)) or real(batches, progress)
     )
-    found = loop.evaluate(model.variant, stage, valid, Worker())
+    found = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
     assert "valid_loss" in found
     assert all(names == {PAIRED} for names in asked)

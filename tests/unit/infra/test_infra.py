@@ -16,7 +16,7 @@ from attune.jobs import cli
 from attune.platform.core.errors import UsageError
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.training import engine, settings, setup, worker
-from attune.platform.training.loop import Worker
+from attune.platform.training.process_group import ProcessGroup
 
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
@@ -263,7 +263,7 @@ def test_deepspeed_takes_the_settings(scale):
 
 def trained(prepared, name, **asked):
     run = setup.new_run("dummy", data=str(prepared), preset="tiny", max_steps=4, name=name, **asked)
-    assert worker.train(run, Worker())
+    assert worker.train(run, ProcessGroup())
     return run, [line["metrics"]["valid_loss"] for line in read_metrics(run.metrics_file)[-1:]]
 
 

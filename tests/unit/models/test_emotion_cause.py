@@ -20,8 +20,9 @@ from attune.platform.runs.model import load_model, save_model
 from attune.platform.serving.responder import Responder
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.training import settings, setup
-from attune.platform.training.loop import Worker, total_loss, trainable_only
-from attune.platform.training.loop import evaluate as look
+from attune.platform.training.process_group import ProcessGroup
+from attune.platform.training.updates import total_loss, trainable_only
+from attune.platform.training.validation import compute_validation_metrics
 from tests.contract import check_steps_equal_all_at_once, outputs
 
 SOFT, HARD = "emotion-cause-soft", "emotion-cause-hard"
@@ -518,7 +519,7 @@ def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
             optimizer.zero_grad()
             total_loss(stage.updates[0], terms).backward()
             optimizer.step()
-    found = look(variant, stage, valid, Worker())
+    found = compute_validation_metrics(variant, stage, valid, ProcessGroup())
     marks = valid["context_causes"].values
     commoner = max((marks == 0).mean(), (marks == 1).mean())
     assert found["valid_cause_accuracy"] > commoner + 0.05
@@ -528,5 +529,12 @@ def test_perplexity_begins_with_the_stage_that_teaches_to_speak(build, prepared)
     model = build(SOFT)
     valid = model.columns(read_samples(prepared, "valid").head(20))
     reasoner, generator = stages_of(model.variant).values()
-    assert "valid_perplexity" not in look(model.variant, reasoner, valid, Worker())
-    assert look(model.variant, generator, valid, Worker())["valid_perplexity"] > 1
+    assert "valid_perplexity" not in compute_validation_metrics(
+        model.variant, reasoner, valid, ProcessGroup()
+    )
+    assert (
+        compute_validation_metrics(model.variant, generator, valid, ProcessGroup())[
+            "valid_perplexity"
+        ]
+        > 1
+    )

@@ -13,7 +13,7 @@ from attune.platform.core.errors import UsageError
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.training import settings
-from attune.platform.training.loop import total_loss, trainable_only
+from attune.platform.training.updates import total_loss, trainable_only
 from tests.contract import parameters_of, rows_of
 
 LEXICON = Lexicon(words=frozenset({"job", "excited"}))

@@ -20,8 +20,8 @@ from attune.platform.data.labels import EMOTIONS
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import score
 from attune.platform.training import settings
-from attune.platform.training.loop import total_loss, trainable_only
 from attune.platform.training.schedules import rate
+from attune.platform.training.updates import total_loss, trainable_only
 from tests.contract import likelihood_stages, parameters_of
 
 CHANCE = 1 / len(EMOTIONS)

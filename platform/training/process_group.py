@@ -1,0 +1,43 @@
+"""The processes that train one run together, as each of them sees the others."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGroup:
+    """Which of the workers this process is, and where it computes."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = CPU
+
+    @property
+    def is_first(self) -> bool:
+        """Whether to do what only one may do: log, save, write."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for the others."""
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Over the workers."""
+        if self.world_size > 1:
+            torch.distributed.all_reduce(values)
+            values = values / self.world_size
+        return values
+
+    def agreed(self, flag: bool) -> bool:
+        """What the first worker says: all must stop at the same step."""
+        if self.world_size == 1:
+            return flag
+        said = torch.tensor([float(flag)], device=self.device)
+        torch.distributed.broadcast(said, src=0)
+        return bool(said.item())

@@ -1,0 +1,46 @@
+"""What one update of a stage consists of: its loss, the weights it trains, its random numbers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attune.models.base import Losses, Update, Variant
+
+
+def total_loss(update: Update, terms: Losses) -> Tensor:
+    """The weighted sum that an update descends, of those terms that have come in already."""
+    total = sum(weight * terms[name] for name, weight in update.weights.items() if name in terms)
+    assert isinstance(total, Tensor)
+    return total
+
+
+@contextmanager
+def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
+    """Freeze what is not a player's own: DeepSpeed is silently wrong or raises otherwise."""
+    own = {id(p) for part in parts for p in getattr(variant, part).parameters()}
+    frozen = [p for p in variant.parameters() if id(p) not in own and p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def seed_generators(seed: int) -> None:
+    """As `torch.manual_seed`, which writes down a traceback for CUDA's sake even where there is
+    none, half a millisecond a step."""
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def step_seed(seed: int, stage: int, step: int, rank: int) -> int:
+    """The seed of one worker's random numbers in one step of a stage."""
+    words = np.random.SeedSequence([seed, stage, step, rank])
+    return int(words.generate_state(1, np.uint64)[0])

@@ -1,0 +1,120 @@
+"""Validation: a stage's loss terms, perplexity and accuracies on the valid split."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attune.models.base import (
+    FOLLOWED,
+    PAIRED,
+    Batch,
+    DialogueVariant,
+    Progress,
+    Stage,
+    Variant,
+)
+from attune.platform.batching.encoding import Columns, Ragged, followed
+from attune.platform.batching.streams import Stream
+from attune.platform.runs.model import Model
+from attune.platform.training.process_group import ProcessGroup
+from attune.platform.training.updates import seed_generators, total_loss
+
+VALID_TOKENS = 8192  # of a batch in evaluation
+
+
+@torch.no_grad()
+def compute_validation_metrics(
+    variant: Variant,
+    stage: Stage,
+    columns: Columns,
+    group: ProcessGroup,
+    tokens_per_word: float = 1.0,
+) -> dict[str, float]:
+    """A stage's loss terms, perplexity and accuracies on valid, the work shared by all workers.
+
+    Terms are those of the samples that the stage learns from, the rest is of all samples. There is
+    no perplexity before the first stage that teaches to speak: it would be chance's. It is of
+    words, so that models which cut them up can be compared with those that do not.
+    """
+    trained, speaks = variant.training, _speaks(variant, stage)
+    variant.eval()
+    sums = _Sums()
+    judged = followed(columns) if stage.streams[0] == FOLLOWED else columns
+    for batch in _whole_split(judged, group):
+        seed_generators(int(batch["index"][0]))
+        for update in stage.updates:
+            terms = getattr(variant, update.losses)(
+                dict.fromkeys((PAIRED, stage.streams[0]), batch), Progress(share=1.0)
+            )
+            for name, term in terms.items():
+                sums.add(f"valid_{name}", term)
+            sums.add("valid_loss", total_loss(update, terms))
+    # The likelihood is among the terms already where these are of all samples.
+    likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
+    known = judged is columns and likelihood in sums.values
+    for batch in _whole_split(columns, group):
+        if speaks and not known:
+            assert isinstance(variant, DialogueVariant)
+            sums.add("log_likelihood", variant.log_likelihood(batch).sum() / batch.tokens)
+        for name, predicted in variant.predict(batch).items():
+            right = predicted.argmax(dim=-1) == batch[name]
+            labelled = float((np.asarray(columns[name]) >= 0).sum())
+            sums.add(f"valid_{name}_accuracy", right.sum() / max(labelled, 1.0))
+    variant.train(trained)
+    found = sums.over_all(group)
+    if speaks:
+        nll = found[likelihood] if known else -found.pop("log_likelihood")
+        found["valid_perplexity"] = math.exp(min(nll * tokens_per_word, 700.0))
+    return found
+
+
+def _speaks(variant: Variant, stage: Stage) -> bool:
+    """Whether the likelihood of responses is learned in a stage, or was in one before it."""
+    if not isinstance(variant, DialogueVariant):
+        return False
+    stages = variant.stages()
+    done = stages[: [each.name for each in stages].index(stage.name) + 1]
+    taught = {name for each in done for update in each.updates for name in update.weights}
+    return variant.likelihood_term is None or variant.likelihood_term in taught
+
+
+class _Sums:
+    """Numbers by name, added up over batches and workers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        before = self.values.get(name, torch.zeros((), dtype=torch.float64))
+        self.values[name] = before + value.double().cpu()
+
+    def over_all(self, group: ProcessGroup) -> dict[str, float]:
+        names = sorted(self.values)
+        values = torch.stack([self.values[name] for name in names])
+        together = group.mean(values) * group.world_size
+        return dict(zip(names, together.tolist(), strict=True))
+
+
+def _whole_split(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
+    """A worker's batches of a split; each is told the counts of the whole split to divide by, so
+    that its means add up to the split's."""
+    stream = Stream(
+        columns, size=VALID_TOKENS, by="tokens", shuffle=False,
+        rank=group.rank, world_size=group.world_size,
+    )  # fmt: skip
+    samples, tokens = len(stream.response_lengths), float(stream.response_lengths.sum())
+    for part in stream.epoch():
+        batch = dataclasses.replace(part, samples=float(samples), tokens=tokens)
+        yield batch.to(group.device)
+
+
+def tokens_per_word_in(model: Model, columns: Columns) -> float:
+    """Of the responses, `<eos>` being a word; 1 where there are none."""
+    responses = columns.get("response")
+    if not isinstance(responses, Ragged) or not len(responses.values):
+        return 1.0
+    return len(responses.values) / model.vocabulary.count_words(responses.values)
