@@ -52,7 +52,7 @@ def cause_probabilities(
 ) -> pl.Series:
     """For each sample, how probably each utterance of its context holds the cause."""
     variant = require_annotator(model).eval()
-    found: dict[int, list[float]] = {}
+    by_row: dict[int, list[float]] = {}
     stream = Stream(
         model.columns(samples), size=TOKENS_AT_A_TIME, by="tokens", shuffle=False, by_context=True
     )
@@ -61,9 +61,9 @@ def cause_probabilities(
         for row, marks, count in zip(
             batch["index"].tolist(), variant.marks(batch).tolist(), turns, strict=True
         ):
-            found[row] = marks[:count]
+            by_row[row] = marks[:count]
         progress(len(batch))
-    rows = [found[row] for row in range(samples.height)]
+    rows = [by_row[row] for row in range(samples.height)]
     return pl.Series(MARKS, rows, dtype=pl.List(pl.Float64))
 
 
@@ -91,15 +91,17 @@ def annotate_shard(shard: Shard) -> int:
     torch.set_num_threads(1)  # a task has one core
     samples = read_samples(Path(shard.data), shard.stream).slice(shard.start, shard.rows)
     numbered = samples.with_row_index("row")
-    felt = numbered.filter(_has_emotion_and_context())
+    annotatable = numbered.filter(_has_emotion_and_context())
     marks = pl.Series(MARKS, [], dtype=pl.List(pl.Float64))
-    if felt.height:
-        marks = cause_probabilities(load_model_once(Path(shard.model)), felt)
-    found = felt.select("row").with_columns(marks)
-    whole = numbered.select("row").join(found, on="row", how="left", maintain_order="left")
+    if annotatable.height:
+        marks = cause_probabilities(load_model_once(Path(shard.model)), annotatable)
+    probabilities = annotatable.select("row").with_columns(marks)
+    aligned = numbered.select("row").join(
+        probabilities, on="row", how="left", maintain_order="left"
+    )
     path = Path(shard.file)
     new = path.with_suffix(".new")
-    whole.select(MARKS).write_parquet(new)
+    aligned.select(MARKS).write_parquet(new)
     new.replace(path)
     return samples.height
 
@@ -137,8 +139,8 @@ def annotate_causes(
     target = Target(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    if (there := made_before(out, "causes", maker)) is not None:
-        return there
+    if (existing := made_before(out, "causes", maker)) is not None:
+        return existing
     streams = [stream for stream in manifest["splits"] if stream not in CAUSE_STREAMS.values()]
     samples = {stream: read_samples(data, stream) for stream in streams}
     _check_can_annotate(data, manifest, samples, replace)
@@ -147,9 +149,9 @@ def annotate_causes(
     shards = out.resolve().parent / f".{out.name}.marks-{key}"
     shards.mkdir(parents=True, exist_ok=True)
     files = _annotate_shards(run, data, samples, shards, progress)
-    with target.beside() as made:
-        manifest = _write_annotated(data, made, manifest, samples, files, maker)
-        target.publish(made, manifest)
+    with target.beside() as staging:
+        manifest = _write_annotated(data, staging, manifest, samples, files, maker)
+        target.publish(staging, manifest)
     shutil.rmtree(shards)
     return manifest
 
@@ -180,7 +182,9 @@ def _annotate_shards(
     cluster.make_files(
         annotate_shard, [one for of_stream in shards.values() for one in of_stream], progress
     )
-    return {stream: [Path(shard.file) for shard in made] for stream, made in shards.items()}
+    return {
+        stream: [Path(shard.file) for shard in of_stream] for stream, of_stream in shards.items()
+    }
 
 
 def _split_into_shards(
@@ -199,7 +203,7 @@ def _split_into_shards(
 
 def _write_annotated(
     data: Path,
-    made: Path,
+    folder: Path,
     manifest: dict[str, Any],
     samples: dict[str, pl.DataFrame],
     files: dict[str, list[Path]],
@@ -208,7 +212,7 @@ def _write_annotated(
     """The folder's files with the new marks in them."""
     for name in manifest["contents"]:
         if name != CAUSES_FILE:
-            shutil.copyfile(data / name, made / name)
+            shutil.copyfile(data / name, folder / name)
     digests, kept = {}, []
     for stream in manifest["splits"]:
         frame = samples[stream] if stream in samples else read_samples(data, stream)
@@ -216,11 +220,11 @@ def _write_annotated(
             marks = pl.concat([pl.read_parquet(file) for file in files[stream]])[MARKS]
             kept.append(marks.to_frame().with_columns(stream=pl.lit(stream)))
             frame = frame.with_columns(_above_threshold(marks, maker["threshold"]))
-            frame.write_parquet(made / f"{stream}.parquet")
+            frame.write_parquet(folder / f"{stream}.parquet")
         if frame.height:
             digests[stream] = hashlib.sha256(content(frame)).hexdigest()
-    pl.concat(kept).write_parquet(made / CAUSES_FILE)
-    return write_manifest(made, {**manifest, "hash": joint_hash(digests), "causes": maker})
+    pl.concat(kept).write_parquet(folder / CAUSES_FILE)
+    return write_manifest(folder, {**manifest, "hash": joint_hash(digests), "causes": maker})
 
 
 def _above_threshold(marks: pl.Series, threshold: float) -> pl.Series:
@@ -245,9 +249,9 @@ def apply_cause_threshold(
 
 def cause_shares(folder: Path) -> dict[str, float]:
     """By stream, how many of the utterances that are marked hold a cause."""
-    found = {}
+    shares = {}
     for stream in read_manifest(folder)["splits"]:
         marks = read_samples(folder, stream)[CAUSES_COLUMN].explode().drop_nulls()
         if len(marks):
-            found[stream] = float(marks.sum() / len(marks))
-    return found
+            shares[stream] = float(marks.sum() / len(marks))
+    return shares

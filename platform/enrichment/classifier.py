@@ -52,11 +52,11 @@ def classify_texts(
     predict = variant.predict if kind == "context" else variant.predict_response
     columns = model.columns(samples)
     read = {name: columns[name] for name in (kind, f"{kind}_subwords", "index")}
-    found = np.empty((samples.height, len(variant.data_info.emotions)))
+    log_probs = np.empty((samples.height, len(variant.data_info.emotions)))
     for batch in Stream(read, size=TOKENS_AT_A_TIME, by="tokens", shuffle=False).epoch():
-        found[batch["index"].numpy()] = predict(batch)["emotion"].numpy()
+        log_probs[batch["index"].numpy()] = predict(batch)["emotion"].numpy()
         progress(len(batch))
-    return found
+    return log_probs
 
 
 def with_known_emotion(
@@ -71,10 +71,10 @@ def with_known_emotion(
 
 def fit_temperatures(run: Run) -> Temperatures:
     """A run's temperatures by kind of text."""
-    kept = run.model / CALIBRATION_FILE
-    if kept.is_file():
-        found: Temperatures = json.loads(kept.read_text(encoding="utf-8"))["temperature"]
-        return found
+    path = run.model / CALIBRATION_FILE
+    if path.is_file():
+        stored: Temperatures = json.loads(path.read_text(encoding="utf-8"))["temperature"]
+        return stored
     model = load_model(run.model)
     variant = require_classifier(model)
     samples, truth = with_known_emotion(_read_valid(run, variant), variant.data_info.emotions)
@@ -88,9 +88,9 @@ def fit_temperatures(run: Run) -> Temperatures:
         for kind in variant.learns
     }
     content = {"temperature": fitted, "split": "valid", "samples": samples.height}
-    new = kept.with_suffix(".new")
+    new = path.with_suffix(".new")
     new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    new.replace(kept)
+    new.replace(path)
     return fitted
 
 
@@ -106,21 +106,21 @@ def _read_valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
 
 def add_context_labels(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
     """Samples with the likeliest label of each utterance of their contexts."""
-    told = samples.select(role="context_roles", text="context", tokens="context_tokens").explode(
+    turns = samples.select(role="context_roles", text="context", tokens="context_tokens").explode(
         "role", "text", "tokens"
     )
-    names = iter(most_likely_labels(model, told))
+    names = iter(most_likely_labels(model, turns))
     counts = samples["context"].list.len()
     labels = [[next(names) for _ in range(count)] for count in counts]
     return samples.with_columns(context_labels=pl.Series(labels, dtype=SAMPLES["context_labels"]))
 
 
-def most_likely_labels(model: Model, told: pl.DataFrame) -> list[str]:
+def most_likely_labels(model: Model, turns: pl.DataFrame) -> list[str]:
     """The likeliest label of each utterance (role, text, tokens), read by itself."""
-    numbered = told.with_columns(
+    numbered = turns.with_columns(
         conversation_id=pl.int_range(pl.len()).cast(pl.String),
         turn=pl.lit(0, dtype=pl.Int64),
         label=pl.lit(None, dtype=pl.String),
     )
-    found = classify_texts(model, alone(numbered), "context").argmax(axis=1)
-    return [model.variant.data_info.emotions[number] for number in found]
+    predictions = classify_texts(model, alone(numbered), "context").argmax(axis=1)
+    return [model.variant.data_info.emotions[number] for number in predictions]

@@ -48,11 +48,13 @@ def read_emotionality(folder: Path) -> pl.DataFrame:
     first, ties by the alphabet; the label is the likeliest of the last utterance."""
     labels = _labels(folder)
     emotions = [number for number, label in enumerate(labels) if label in EMOTIONS]
-    told = pl.scan_parquet(folder / LABELS_FILE)
+    distributions = pl.scan_parquet(folder / LABELS_FILE)
     emotional = pl.col(PROBABILITIES).list.gather(emotions).list.sum()
     likeliest = pl.col(PROBABILITIES).list.arg_max()
     return (
-        told.select("conversation_id", "split", "turn", emotionality=emotional, number=likeliest)
+        distributions.select(
+            "conversation_id", "split", "turn", emotionality=emotional, number=likeliest
+        )
         .group_by("conversation_id", "split")
         .agg(
             pl.col("emotionality").cast(pl.Float64).mean(),
@@ -117,15 +119,15 @@ def select_dialogues(
     if (there := made_before(out, SELECTION_KEY, maker)) is not None:
         return there, chosen
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
-    with target.beside() as made:
-        written = _write(data, made, manifest, chosen, maker, progress)
-        target.publish(made, written)
+    with target.beside() as staging:
+        written = _write(data, staging, manifest, chosen, maker, progress)
+        target.publish(staging, written)
     return written, chosen
 
 
 def _write(
     data: Path,
-    made: Path,
+    folder: Path,
     manifest: dict[str, Any],
     chosen: pl.DataFrame,
     maker: dict[str, Any],
@@ -136,27 +138,29 @@ def _write(
     hashes, splits = {}, {}
     for split in SPLITS:
         digest, count = hashlib.sha256(), Counter(conversations=0, samples=0)
-        with ParquetPieces(made / f"{split}.parquet", SAMPLES) as kept:
+        with ParquetPieces(folder / f"{split}.parquet", SAMPLES) as writer:
             for piece in read_sample_chunks(data, split):
                 rows = piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
-                told = utterances(rows)
-                tokens.add(told.with_columns(split=pl.lit(split)))
-                for texts in told.group_by("conversation_id").agg("text")["text"]:
+                turns = utterances(rows)
+                tokens.add(turns.with_columns(split=pl.lit(split)))
+                for texts in turns.group_by("conversation_id").agg("text")["text"]:
                     size.add(texts.to_list())
                 digest.update(content(rows))
-                kept.write(rows)
+                writer.write(rows)
                 samples, conversations = rows.height, rows["conversation_id"].n_unique()
                 count.update(samples=samples, conversations=conversations)
                 progress(piece.height)
         hashes[split], splits[split] = digest.hexdigest(), dict(count)
-    with ParquetPieces(made / LABELS_FILE, LABEL_SCHEMA) as kept:
+    with ParquetPieces(folder / LABELS_FILE, LABEL_SCHEMA) as writer:
         for piece in parquet_pieces(data / LABELS_FILE, LABEL_SHARD_ROWS):
-            kept.write(piece.join(chosen, on="conversation_id", how="semi", maintain_order="left"))
-    tokens.frame().write_parquet(made / TOKENS)
+            writer.write(
+                piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
+            )
+    tokens.frame().write_parquet(folder / TOKENS)
     if (data / LEXICON).is_file():
-        shutil.copyfile(data / LEXICON, made / LEXICON)
+        shutil.copyfile(data / LEXICON, folder / LEXICON)
     return write_manifest(
-        made,
+        folder,
         {
             "hash": joint_hash(hashes),
             "format": manifest["format"],
@@ -172,11 +176,11 @@ def _write(
 
 
 def _labels(folder: Path) -> list[str]:
-    made = read_manifest(folder).get(LABELS_KEY)
-    if made is None:
+    labelling = read_manifest(folder).get(LABELS_KEY)
+    if labelling is None:
         raise UsageError(
             f"'{folder}' has no labels of utterances: add them with 'attune annotate emotions RUN "
             f"--data {folder}', RUN being an intent-classifier"
         )
-    labels: list[str] = made["labels"]
+    labels: list[str] = labelling["labels"]
     return labels

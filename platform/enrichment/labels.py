@@ -81,24 +81,26 @@ class Shard:
 def label_shard(shard: Shard) -> int:
     """Write the distributions of a shard's utterances; the number of samples they are from."""
     torch.set_num_threads(1)  # a task has one core
-    told = utterances(_rows(shard)).with_columns(label=pl.lit(None, dtype=pl.String))
-    found = label_probabilities(load_model_once(Path(shard.model)), told, shard.temperature)
+    turns = utterances(_rows(shard)).with_columns(label=pl.lit(None, dtype=pl.String))
+    probabilities = label_probabilities(
+        load_model_once(Path(shard.model)), turns, shard.temperature
+    )
     path = Path(shard.file)
     new = path.with_suffix(".new")
-    told.select(
+    turns.select(
         "conversation_id",
         "turn",
         pl.lit(shard.split).alias("split"),
-        pl.Series(PROBABILITIES, found).arr.to_list(),
+        pl.Series(PROBABILITIES, probabilities).arr.to_list(),
     ).cast(LABEL_SCHEMA).write_parquet(new)
     new.replace(path)
     return shard.rows
 
 
-def label_probabilities(model: Model, told: pl.DataFrame, temperature: float) -> Floats:
+def label_probabilities(model: Model, turns: pl.DataFrame, temperature: float) -> Floats:
     """(N, labels) of utterances, each read by itself."""
-    found = classify_texts(model, alone(told), "context")
-    return np.exp(calibration.scaled(found, temperature))
+    log_probs = classify_texts(model, alone(turns), "context")
+    return np.exp(calibration.scaled(log_probs, temperature))
 
 
 def label_utterances(
@@ -130,8 +132,8 @@ def label_utterances(
     target = Target(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    if (there := made_before(out, LABELS_KEY, maker)) is not None:
-        return there
+    if (existing := made_before(out, LABELS_KEY, maker)) is not None:
+        return existing
     _check(data, manifest, replace)
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
@@ -139,9 +141,9 @@ def label_utterances(
     work.mkdir(parents=True, exist_ok=True)
     shards = [shard for split in SPLITS for shard in _shards(run, data, split, maker, work)]
     cluster.make_files(label_shard, shards, progress)
-    with target.beside() as made:
-        manifest = _write(data, made, manifest, shards, maker)
-        target.publish(made, manifest)
+    with target.beside() as staging:
+        manifest = _write(data, staging, manifest, shards, maker)
+        target.publish(staging, manifest)
     shutil.rmtree(work)
     return manifest
 
@@ -152,12 +154,12 @@ def _check(data: Path, manifest: Mapping[str, Any], replace: bool) -> None:
         return
     by = manifest.get(LABELS_KEY)
     columns = ("context_labels", "response_label")
-    found = (
+    labelled = (
         piece["response_label"].count() + piece["context_labels"].explode().count()
         for split in SPLITS
         for piece in parquet_pieces(data / f"{split}.parquet", LABEL_SHARD_ROWS, columns)
     )
-    if by or any(found):
+    if by or any(labelled):
         who = f"'{by['run']}' has made them" if by else "its source brings them"
         raise UsageError(f"'{data}' has labels already ({who}): add --replace to label them anew")
 
@@ -194,7 +196,7 @@ def _rows(shard: Shard) -> pl.DataFrame:
 
 def _write(
     data: Path,
-    made: Path,
+    folder: Path,
     manifest: Mapping[str, Any],
     shards: Sequence[Shard],
     maker: Mapping[str, Any],
@@ -202,42 +204,46 @@ def _write(
     """The folder's files with the new labels in them."""
     for name in manifest["contents"]:
         if name not in (LABELS_FILE, *(f"{split}.parquet" for split in SPLITS)):
-            shutil.copyfile(data / name, made / name)
+            shutil.copyfile(data / name, folder / name)
     digests = {split: hashlib.sha256() for split in SPLITS}
     with ExitStack() as stack:
-        told = stack.enter_context(ParquetPieces(made / LABELS_FILE, LABEL_SCHEMA))
+        label_writer = stack.enter_context(ParquetPieces(folder / LABELS_FILE, LABEL_SCHEMA))
         samples = {
-            split: stack.enter_context(ParquetPieces(made / f"{split}.parquet", SAMPLES))
+            split: stack.enter_context(ParquetPieces(folder / f"{split}.parquet", SAMPLES))
             for split in SPLITS
         }
         for shard in shards:
-            found = pl.read_parquet(shard.file)
-            rows = add_labels(_rows(shard), found, maker["labels"])
+            distributions = pl.read_parquet(shard.file)
+            rows = add_labels(_rows(shard), distributions, maker["labels"])
             digests[shard.split].update(content(rows))
-            told.write(found)
+            label_writer.write(distributions)
             samples[shard.split].write(rows)
     hashes = {split: digest.hexdigest() for split, digest in digests.items()}
     for stream in manifest["splits"]:
         if stream not in SPLITS:
             rows = read_samples(data, stream)
             hashes[stream] = hashlib.sha256(content(rows)).hexdigest()
-    return write_manifest(made, {**manifest, "hash": joint_hash(hashes), LABELS_KEY: dict(maker)})
+    return write_manifest(folder, {**manifest, "hash": joint_hash(hashes), LABELS_KEY: dict(maker)})
 
 
-def add_labels(samples: pl.DataFrame, told: pl.DataFrame, labels: Sequence[str]) -> pl.DataFrame:
+def add_labels(
+    samples: pl.DataFrame, distributions: pl.DataFrame, labels: Sequence[str]
+) -> pl.DataFrame:
     """Samples of whole conversations with the likeliest label of each of their utterances."""
     likeliest = (
         pl.col(PROBABILITIES)
         .list.arg_max()
         .replace_strict(dict(enumerate(labels)), return_dtype=pl.String)
     )
-    by_conversation = told.group_by("conversation_id", maintain_order=True).agg(found=likeliest)
+    by_conversation = distributions.group_by("conversation_id", maintain_order=True).agg(
+        turn_labels=likeliest
+    )
     turns = pl.col("context").list.len()
     return (
         samples.join(by_conversation, on="conversation_id", how="left", maintain_order="left")
         .with_columns(
-            context_labels=pl.col("found").list.head(turns),
-            response_label=pl.col("found").list.get(turns),
+            context_labels=pl.col("turn_labels").list.head(turns),
+            response_label=pl.col("turn_labels").list.get(turns),
         )
         .select(SAMPLES.names())
     )

@@ -110,11 +110,11 @@ def extract_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.Data
 
 
 def _labelled(model: Model, texts: pl.DataFrame, kind: Kind, temperature: float) -> pl.DataFrame:
-    found = classify_texts(model, texts, kind)
+    log_probs = classify_texts(model, texts, kind)
     emotions = model.variant.data_info.emotions
-    best = np.exp(calibration.scaled(found, temperature).max(axis=1))
+    best = np.exp(calibration.scaled(log_probs, temperature).max(axis=1))
     return texts.with_columns(
-        pl.Series("emotion", [emotions[number] for number in found.argmax(axis=1)]),
+        pl.Series("emotion", [emotions[number] for number in log_probs.argmax(axis=1)]),
         pl.Series(PROBABILITY, best),
     )
 
@@ -154,14 +154,14 @@ def harvest_texts(
     work = out.resolve().parent / f".{out.name}.harvest-{key}"
     work.mkdir(parents=True, exist_ok=True)
     try:
-        with target.beside() as made:
+        with target.beside() as staging:
             folders = [_prepared(source, work / f"source-{n}") for n, source in enumerate(sources)]
             shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in TEXT_KINDS}
             both = [shard for of_kind in shards.values() for shard in of_kind]
             total(sum(shard.rows for shard in both))
             cluster.make_files(classify_shard, both, progress)
-            manifest = _write(made, folders, shards, maker)
-            target.publish(made, manifest)
+            manifest = _write(staging, folders, shards, maker)
+            target.publish(staging, manifest)
     except (DataError, UsageError):
         shutil.rmtree(work)  # what is wrong would be so again: there is nothing to go on with
         raise
@@ -211,7 +211,7 @@ def _shards(
 
 
 def _write(
-    made: Path,
+    folder: Path,
     folders: Sequence[Path],
     shards: Mapping[Kind, Sequence[Shard]],
     maker: Mapping[str, Any],
@@ -220,7 +220,7 @@ def _write(
     digests, counts = {}, {}
     for kind, stream in STREAM_OF_KIND.items():
         files = [Path(shard.file) for shard in shards[kind]]
-        digests[stream], counts[stream] = _joined(files, made / f"{stream}.parquet")
+        digests[stream], counts[stream] = _joined(files, folder / f"{stream}.parquet")
     if not any(count["samples"] for count in counts.values()):
         raise DataError(
             f"no text of the sources has {maker['min_length']} tokens: lower --min-length, or name "
@@ -231,10 +231,10 @@ def _write(
         "format": HARVEST_KEY,
         "splits": counts,
         "tolerated": {},
-        "rejected": _rejected(folders, made / REJECTS),
+        "rejected": _rejected(folders, folder / REJECTS),
         HARVEST_KEY: maker,
     }
-    return write_manifest(made, manifest)
+    return write_manifest(folder, manifest)
 
 
 def _joined(files: Sequence[Path], path: Path) -> tuple[str, dict[str, int]]:
@@ -254,11 +254,11 @@ def _rejected(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     """What was set aside in all sources, listed in one file."""
     rejected = {folder: read_manifest(folder)["rejected"] for folder in folders}
     reasons: Counter[str] = Counter()
-    for folder, found in rejected.items():
-        reasons.update(found["reasons"])
-        if found["file"] and (folder / found["file"]).is_file():
-            with (folder / found["file"]).open("rb") as given, path.open("ab") as file:
-                shutil.copyfileobj(given, file)
+    for folder, summary in rejected.items():
+        reasons.update(summary["reasons"])
+        if summary["file"] and (folder / summary["file"]).is_file():
+            with (folder / summary["file"]).open("rb") as source, path.open("ab") as file:
+                shutil.copyfileobj(source, file)
     return {
         "rows": reasons.total(),
         "file": REJECTS if path.exists() else None,
@@ -283,7 +283,7 @@ def read_unpaired(folder: Path, stream: str, threshold: float) -> pl.DataFrame:
 
 def count_unpaired(folder: Path, threshold: float) -> dict[str, Any]:
     """By stream, how many texts there are, and how many of each emotion a threshold keeps."""
-    found = {}
+    counts = {}
     for name, stream in UNPAIRED_FILES.items():
         texts, emotions = 0, Counter[str]()
         for piece in _pieces(folder, stream, ["emotion", PROBABILITY]):
@@ -291,8 +291,8 @@ def count_unpaired(folder: Path, threshold: float) -> dict[str, Any]:
             kept = piece.filter(pl.col(PROBABILITY) > threshold)
             emotions.update(dict(kept["emotion"].value_counts().iter_rows()))
         by_count = sorted(emotions.items(), key=lambda item: (-item[1], item[0]))
-        found[name] = {"texts": texts, "kept": emotions.total(), "emotions": dict(by_count)}
-    return found
+        counts[name] = {"texts": texts, "kept": emotions.total(), "emotions": dict(by_count)}
+    return counts
 
 
 def check_harvest(folder: Path) -> dict[str, Any]:

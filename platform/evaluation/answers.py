@@ -73,30 +73,30 @@ def read(path: Path) -> pl.DataFrame:
 
 def score(answers: pl.DataFrame) -> tuple[dict[str, float | None], str]:
     """All metrics, None where the columns for one are not there, and what they are."""
-    said, references = tokens(answers, "answer"), tokens(answers, "response")
-    bleu, signature = metrics.bleu(said.to_list(), references.to_list())
-    words = [_split(text) for text in said]
-    found: dict[str, float | None] = {
+    hypotheses, references = tokens(answers, "answer"), tokens(answers, "response")
+    bleu, signature = metrics.bleu(hypotheses.to_list(), references.to_list())
+    words = [_split(text) for text in hypotheses]
+    scores: dict[str, float | None] = {
         **dict.fromkeys(METRICS),
         "bleu": bleu,
         "distinct_1": metrics.distinct(words, 1),
         "distinct_2": metrics.distinct(words, 2),
-        "different_answers": len(set(said)),
+        "different_answers": len(set(hypotheses)),
     }
     if "log_likelihood" in answers:
         lengths = np.array([len(_split(text)) + 1 for text in references])  # 1 for <eos>
-        found.update(metrics.perplexity(answers["log_likelihood"].to_numpy(), lengths))
+        scores.update(metrics.perplexity(answers["log_likelihood"].to_numpy(), lengths))
     if {"emotion", "predicted_emotion"} <= set(answers.columns):
         labelled = answers.drop_nulls("emotion")  # what was not predicted was not right
         right = (labelled["emotion"] == labelled["predicted_emotion"]).sum()
-        found["emotion_accuracy"] = float(right / labelled.height)
-    return found, signature
+        scores["emotion_accuracy"] = float(right / labelled.height)
+    return scores, signature
 
 
 def tokens(answers: pl.DataFrame, column: str) -> pl.Series:
     """Those that are given, else those of the text."""
-    given = f"{column}_tokens"
-    return answers[given] if given in answers else tokenize(answers[column])
+    token_column = f"{column}_tokens"
+    return answers[token_column] if token_column in answers else tokenize(answers[column])
 
 
 def _split(tokens: str) -> list[str]:
@@ -121,9 +121,9 @@ def _read_parquet(path: Path) -> pl.DataFrame:
     _check_columns(path, answers.columns)
     present = {column: kind for column, kind in COLUMNS.items() if column in answers}
     for column, kind in present.items():
-        found = answers.schema[column]
-        if found not in (kind, pl.Null) and not (kind.is_float() and found.is_numeric()):
-            raise DataError(f"{path}: column '{column}' is {found}, where {kind} is expected")
+        dtype = answers.schema[column]
+        if dtype not in (kind, pl.Null) and not (kind.is_float() and dtype.is_numeric()):
+            raise DataError(f"{path}: column '{column}' is {dtype}, where {kind} is expected")
     known = answers.select(pl.col(column).cast(kind) for column, kind in present.items())
     return known.with_row_index(ROW, offset=1)
 

@@ -47,12 +47,20 @@ class BertScore:
         progress: Progress = lambda _: None,
     ) -> Tensor:
         """(N, 3) precision, recall and F1 of each answer."""
-        said, meant = self.encoder.subwords(answers), self.encoder.subwords(references)
-        order = sorted(range(len(said)), key=lambda row: len(said[row]) + len(meant[row]))
-        scores = torch.zeros(len(said), len(NAMES), dtype=torch.float64)
+        hypothesis_ids, reference_ids = (
+            self.encoder.subwords(answers),
+            self.encoder.subwords(references),
+        )
+        order = sorted(
+            range(len(hypothesis_ids)),
+            key=lambda row: len(hypothesis_ids[row]) + len(reference_ids[row]),
+        )
+        scores = torch.zeros(len(hypothesis_ids), len(NAMES), dtype=torch.float64)
         for start in range(0, len(order), PAIRS_AT_A_TIME):
             rows = order[start : start + PAIRS_AT_A_TIME]
-            scores[rows] = self._compared([said[row] for row in rows], [meant[row] for row in rows])
+            scores[rows] = self._score_batch(
+                [hypothesis_ids[row] for row in rows], [reference_ids[row] for row in rows]
+            )
             progress(len(rows))
         return scores
 
@@ -77,10 +85,10 @@ class BertScore:
         one = draw.integers(len(responses), size=BASELINE_PAIRS)
         other = (one + draw.integers(1, len(responses), size=BASELINE_PAIRS)) % len(responses)
         scores = self.pairs(responses[one].to_list(), responses[other].to_list())
-        found = scores.mean(dim=0).tolist()
+        baseline_scores = scores.mean(dim=0).tolist()
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({**definition, "baseline": found}), encoding="utf-8")
-        return tuple(found)
+        kept.write_text(json.dumps({**definition, "baseline": baseline_scores}), encoding="utf-8")
+        return tuple(baseline_scores)
 
     def signature(self, baseline: Baseline | None) -> str:
         """The definition in a line."""
@@ -94,9 +102,11 @@ class BertScore:
             f"bertscore.baseline:{rescaling}"
         )
 
-    def _compared(self, said: list[list[int]], meant: list[list[int]]) -> Tensor:
-        own, own_counts = self._states(said)  # (B, T, D), (B, T)
-        other, other_counts = self._states(meant)  # (B, S, D), (B, S)
+    def _score_batch(
+        self, hypothesis_ids: list[list[int]], reference_ids: list[list[int]]
+    ) -> Tensor:
+        own, own_counts = self._states(hypothesis_ids)  # (B, T, D), (B, T)
+        other, other_counts = self._states(reference_ids)  # (B, S, D), (B, S)
         cosines = own @ other.transpose(1, 2)  # (B, T, S), 0 at paddings
         there = own.any(dim=2)[:, :, None] & other.any(dim=2)[:, None, :]
         cosines = cosines.masked_fill(~there, -1.0)
@@ -156,13 +166,13 @@ def score(
 ) -> tuple[dict[str, float | None], str]:
     """The means over all answers, rescaled where there are train responses to say how, and what
     they are."""
-    found = metric.pairs(answers, references, progress).mean(dim=0).tolist()
+    means = metric.pairs(answers, references, progress).mean(dim=0).tolist()
     baseline = None if folder is None else metric.baseline(folder)
     metrics: dict[str, float | None] = {
-        f"bertscore_{name}": value for name, value in zip(NAMES, found, strict=True)
+        f"bertscore_{name}": value for name, value in zip(NAMES, means, strict=True)
     }
     for place, name in enumerate(NAMES):
         metrics[f"bertscore_{name}_rescaled"] = (
-            None if baseline is None else (found[place] - baseline[place]) / (1 - baseline[place])
+            None if baseline is None else (means[place] - baseline[place]) / (1 - baseline[place])
         )
     return metrics, metric.signature(baseline)

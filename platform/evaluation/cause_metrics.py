@@ -26,20 +26,20 @@ def evaluate(
     progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """A model's marks of samples whose causes are known, and the rules' beside them."""
-    found = cause_probabilities(model, samples, progress)
+    probabilities = cause_probabilities(model, samples, progress)
     truth = _flat(samples[CAUSES_COLUMN])
     speaks = samples["context_roles"].list.eval(pl.element() == SPEAKER)
     turn = pl.int_range(pl.len())
     last = speaks.list.eval(pl.element() & (turn == turn.filter(pl.element()).last()))
     metrics: dict[str, float | None] = {
-        **scores(_flat(found.list.eval(pl.element() >= threshold)), truth)
+        **scores(_flat(probabilities.list.eval(pl.element() >= threshold)), truth)
     }
     for rule, marks in (("every_speaker_turn", speaks), ("last_speaker_turn", last)):
         metrics |= {f"{rule}_{name}": v for name, v in scores(_flat(marks), truth).items()}
     metrics["parameters"] = sum(p.numel() for p in model.variant.parameters())
     table = samples.select(
         "conversation_id", "turn", "emotion", "context", "context_roles", CAUSES_COLUMN
-    ).with_columns(found.alias(MARKS))
+    ).with_columns(probabilities.alias(MARKS))
     return Evaluation(
         metrics=metrics, answers=table, signature=f"threshold:{threshold} samples:{samples.height}"
     )

@@ -55,9 +55,9 @@ def controllability(
         )
     labeller, columns = load_model(model.labeller), model.columns(samples)
 
-    def told(controls: dict[str, str] | None) -> pl.Series:
-        made = answer(variant, columns, decoding, progress, controls)
-        words = [model.vocabulary.decode(tokens) for tokens in made]
+    def label_answers(controls: dict[str, str] | None) -> pl.Series:
+        token_ids = answer(variant, columns, decoding, progress, controls)
+        words = [model.vocabulary.decode(tokens) for tokens in token_ids]
         utterances = pl.DataFrame(
             {
                 "role": [LISTENER] * len(words),
@@ -67,11 +67,11 @@ def controllability(
         )
         return pl.Series(most_likely_labels(labeller, utterances))
 
-    unasked = told(None)
+    unasked = label_answers(None)
     return [
         Controlled(
             label=label,
-            asked=_share(told({LABEL: label}), label),
+            asked=_share(label_answers({LABEL: label}), label),
             unasked=_share(unasked, label),
         )
         for label in labels
@@ -82,10 +82,10 @@ def predicted(run: Run, samples: pl.DataFrame) -> dict[str, float]:
     """How well a run predicts the labels of responses."""
     model = load_model(run.model)
     columns = model.columns(samples)
-    found = predictions(model.variant, columns).get(RESPONSE_LABEL)
-    if found is None:
+    log_probs = predictions(model.variant, columns).get(RESPONSE_LABEL)
+    if log_probs is None:
         raise UsageError(f"'{run.name}' predicts no label of its answer: name a run of meed2")
-    return _scores(found, _known(columns[RESPONSE_LABEL]))
+    return _scores(log_probs, _known(columns[RESPONSE_LABEL]))
 
 
 def guessed(samples: pl.DataFrame, seed: int = 0) -> dict[str, float]:
@@ -93,8 +93,8 @@ def guessed(samples: pl.DataFrame, seed: int = 0) -> dict[str, float]:
     truth = samples["response_label"].replace_strict(
         {label: number for number, label in enumerate(LABELS)}, default=-1, return_dtype=pl.Int64
     )
-    found = np.random.default_rng(seed).random((samples.height, len(LABELS)))
-    return _scores(found, truth.to_numpy())
+    log_probs = np.random.default_rng(seed).random((samples.height, len(LABELS)))
+    return _scores(log_probs, truth.to_numpy())
 
 
 def _known(column: Any) -> npt.NDArray[np.int64]:
@@ -102,18 +102,18 @@ def _known(column: Any) -> npt.NDArray[np.int64]:
     return column
 
 
-def _scores(found: metrics.Floats, truth: npt.NDArray[np.int64]) -> dict[str, float]:
+def _scores(log_probs: metrics.Floats, truth: npt.NDArray[np.int64]) -> dict[str, float]:
     labelled = truth >= 0
     if not labelled.any():
         raise UsageError(
             "no response of these data has a label: add them with 'attune annotate emotions'"
         )
-    found, truth = found[labelled], truth[labelled]
+    log_probs, truth = log_probs[labelled], truth[labelled]
     return {
-        "accuracy": metrics.accuracy_at(found, truth)[1],
-        **metrics.weighted_scores(found, truth),
+        "accuracy": metrics.accuracy_at(log_probs, truth)[1],
+        **metrics.weighted_scores(log_probs, truth),
     }
 
 
-def _share(found: pl.Series, label: str) -> float:
-    return float((found == label).to_numpy().mean())
+def _share(labels: pl.Series, label: str) -> float:
+    return float((labels == label).to_numpy().mean())

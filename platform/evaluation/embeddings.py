@@ -48,18 +48,18 @@ def score(
     words = words.filter(words != "").unique().sort()
     known = Vocabulary(list(dict.fromkeys((*SPECIALS, *words))))  # an answer may hold `<unk>`
     vectors = load_word_vectors(path, known)
-    found = vectors.found.copy()
-    found[: len(SPECIALS)] = False  # a file may have a vector for `<unk>`
-    said, meant = (Ragged.from_lists(known.encode(texts)) for texts in (answers, references))
-    there = torch.from_numpy(found)
-    table = torch.from_numpy(np.where(found[:, None], vectors.matrix, np.float32(0.0)))
-    order = np.lexsort((meant.lengths, said.lengths))
+    has_vector = vectors.found.copy()
+    has_vector[: len(SPECIALS)] = False  # a file may have a vector for `<unk>`
+    hypotheses, refs = (Ragged.from_lists(known.encode(texts)) for texts in (answers, references))
+    known_mask = torch.from_numpy(has_vector)
+    table = torch.from_numpy(np.where(has_vector[:, None], vectors.matrix, np.float32(0.0)))
+    order = np.lexsort((refs.lengths, hypotheses.lengths))
     scores = torch.zeros(len(order), len(NAMES), dtype=torch.float64)
     for start in range(0, len(order), PAIRS_AT_A_TIME):
         rows = order[start : start + PAIRS_AT_A_TIME]
-        scores[rows] = compared(table, there, said.padded(rows), meant.padded(rows))
+        scores[rows] = compared(table, known_mask, hypotheses.padded(rows), refs.padded(rows))
         progress(len(rows))
-    share = found[np.concatenate([said.values, meant.values])].mean()
+    share = has_vector[np.concatenate([hypotheses.values, refs.values])].mean()
     signature = (
         f"embedding.vectors:{path.name}@{checksum(path)[:8]} "
         f"embedding.dimension:{vectors.dimension} embedding.text:tokens "
@@ -68,10 +68,10 @@ def score(
     return dict(zip(NAMES, scores.mean(dim=0).tolist(), strict=True)), signature
 
 
-def compared(table: Tensor, found: Tensor, said: Tensor, meant: Tensor) -> Tensor:
-    """(B, 3) from the numbers of words, (B, T) and (B, S); `found` are those that have a vector."""
-    one, other = table[said], table[meant]  # (B, T, D), (B, S, D), 0 where there is none
-    own, its = found[said], found[meant]  # (B, T), (B, S)
+def compared(table: Tensor, has_vector: Tensor, hypotheses: Tensor, refs: Tensor) -> Tensor:
+    """(B, 3) from the numbers of words, (B, T) and (B, S); `has_vector` marks words with a vector."""
+    one, other = table[hypotheses], table[refs]  # (B, T, D), (B, S, D), 0 where there is none
+    own, its = has_vector[hypotheses], has_vector[refs]  # (B, T), (B, S)
     cosines = normalize(one, dim=2) @ normalize(other, dim=2).transpose(1, 2)  # (B, T, S)
     cosines = cosines.masked_fill(~(own[:, :, None] & its[:, None, :]), -1.0)
     greedy = (_mean(cosines, 2, own) + _mean(cosines, 1, its)) / 2

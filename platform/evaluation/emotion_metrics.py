@@ -41,7 +41,7 @@ def evaluate(
     known, truth = with_known_emotion(samples, emotions)
     if known.is_empty():
         raise UsageError("none of these samples has an emotion: choose data with emotions")
-    found: dict[str, float | None] = {}
+    metrics_by_name: dict[str, float | None] = {}
     table = known.select("conversation_id", "turn", "emotion", "context", "response")
     for kind in variant.learns:
         raw = classify_texts(model, known, kind, progress)
@@ -49,24 +49,26 @@ def evaluate(
         before = "" if kind == "context" else f"{kind}_"
         own = {**scores(calibrated, truth, threshold), "temperature": temperatures[kind]}
         own["calibration_error_uncalibrated"] = calibration.reliability(raw, truth).error
-        found |= {f"{before}{name}": value for name, value in own.items()}
+        metrics_by_name |= {f"{before}{name}": value for name, value in own.items()}
         table = table.with_columns(
             pl.Series(f"{before}predicted_emotion", [emotions[n] for n in raw.argmax(axis=1)]),
             pl.Series(f"{before}probability", np.exp(calibrated.max(axis=1))),
         )
-    found["parameters"] = sum(p.numel() for p in model.variant.parameters())
+    metrics_by_name["parameters"] = sum(p.numel() for p in model.variant.parameters())
     signature = f"{calibration.SIGNATURE} threshold:{threshold} samples:{known.height}"
-    return Evaluation(metrics=found, answers=table, signature=signature)
+    return Evaluation(metrics=metrics_by_name, answers=table, signature=signature)
 
 
 def predicted(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
     """`emotion` and `predicted_emotion` of the samples that have an emotion, by any variant."""
     emotions = model.variant.data_info.emotions
     known, _ = with_known_emotion(samples, emotions)
-    found = predictions(model.variant, model.columns(known)).get("emotion")
-    if found is None:
+    log_probs = predictions(model.variant, model.columns(known)).get("emotion")
+    if log_probs is None:
         raise UsageError(f"'{model.name}' predicts no emotion: name a run that does")
-    names = pl.Series("predicted_emotion", [emotions[number] for number in found.argmax(axis=1)])
+    names = pl.Series(
+        "predicted_emotion", [emotions[number] for number in log_probs.argmax(axis=1)]
+    )
     return known.select("emotion").with_columns(names)
 
 

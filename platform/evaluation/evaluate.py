@@ -31,14 +31,14 @@ class Evaluation:
     """What the metrics are: decoding and BLEU's signature."""
 
 
-def score(variant: Variant, columns: Columns, told: bool = False) -> dict[str, Any]:
+def score(variant: Variant, columns: Columns, oracle: bool = False) -> dict[str, Any]:
     """By row: the response's summed log-likelihood, and what the variant predicts; `told` the truth
     of it, or not."""
 
     def scored(batch: Batch) -> dict[str, Tensor]:
         if not isinstance(variant, DialogueVariant):
             return variant.predict(batch)
-        likelihood = variant.oracle_log_likelihood if told else variant.log_likelihood
+        likelihood = variant.oracle_log_likelihood if oracle else variant.log_likelihood
         return {
             "log_likelihood": likelihood(batch).double().sum(dim=1),
             **variant.predict(batch),
@@ -84,8 +84,8 @@ def answer(
     answers: dict[int, list[int]] = {}
     stream = Stream(columns, size=ANSWERS_AT_A_TIME, shuffle=False, by_context=True)
     for batch in stream.epoch():
-        made = decode(variant, batch, decoding, controls)
-        answers.update(zip(batch["index"].tolist(), made, strict=True))
+        token_ids = decode(variant, batch, decoding, controls)
+        answers.update(zip(batch["index"].tolist(), token_ids, strict=True))
         progress(len(batch))
     variant.train(trained)
     return [answers[row] for row in range(len(contexts))]
@@ -99,7 +99,7 @@ def evaluate(
     decoding: Decoding = Decoding(),  # noqa: B008
     progress: Callable[[int], None] = lambda _: None,
     controls: Mapping[str, str] | None = None,
-    told: bool = False,
+    oracle: bool = False,
 ) -> Evaluation:
     """Perplexity, emotion accuracy, BLEU and distinct-n, with all answers.
 
@@ -109,16 +109,16 @@ def evaluate(
     responses, emotions = columns["response"], columns["emotion"]
     assert isinstance(responses, Ragged)
     assert not isinstance(emotions, Ragged)
-    scores = score(variant, columns, told)
-    made = answer(variant, columns, decoding, progress, controls)
-    answers = [vocabulary.decode(tokens) for tokens in made]
+    scores = score(variant, columns, oracle)
+    token_ids = answer(variant, columns, decoding, progress, controls)
+    answers = [vocabulary.decode(tokens) for tokens in token_ids]
     texts = [" ".join(tokens) for tokens in answers]
     references = samples["response_tokens"].to_list()
     bleu, signature = metrics.bleu(texts, references)
     # Of words and <eos>, whatever a model cuts words into: only so models can be compared.
     words = samples["response_tokens"].str.count_matches(r"\S+").to_numpy().astype(np.int64)
     unknown = (responses.values == vocabulary.number(UNKNOWN)).sum()
-    found: dict[str, float | None] = {
+    results: dict[str, float | None] = {
         **metrics.perplexity(scores["log_likelihood"], words + 1),
         "unknown_share": float(unknown / words.sum()),
         **_emotion_accuracy(scores.get("emotion"), emotions),
@@ -138,7 +138,7 @@ def evaluate(
     )
     chosen = {**asdict(decoding), **(controls or {})}
     settings = " ".join(f"{key}:{value}" for key, value in chosen.items())
-    return Evaluation(metrics=found, answers=table, signature=f"{settings} {signature}")
+    return Evaluation(metrics=results, answers=table, signature=f"{settings} {signature}")
 
 
 def _emotion_accuracy(
@@ -148,8 +148,8 @@ def _emotion_accuracy(
     labelled = truth >= 0
     if log_probabilities is None or not labelled.any():
         return dict.fromkeys(names.values())
-    found = metrics.accuracy_at(log_probabilities[labelled], truth[labelled])
-    return {name: found[k] for k, name in names.items()}
+    accuracies = metrics.accuracy_at(log_probabilities[labelled], truth[labelled])
+    return {name: accuracies[k] for k, name in names.items()}
 
 
 def _label_scores(log_probabilities: metrics.Floats | None, truth: Any) -> dict[str, float | None]:
@@ -157,10 +157,10 @@ def _label_scores(log_probabilities: metrics.Floats | None, truth: Any) -> dict[
     if log_probabilities is None:
         return {}
     labelled = truth >= 0
-    found, true = log_probabilities[labelled], truth[labelled]
+    log_probs, true = log_probabilities[labelled], truth[labelled]
     return {
-        "response_label_accuracy": metrics.accuracy_at(found, true)[1],
-        **{f"response_label_{n}": v for n, v in metrics.weighted_scores(found, true).items()},
+        "response_label_accuracy": metrics.accuracy_at(log_probs, true)[1],
+        **{f"response_label_{n}": v for n, v in metrics.weighted_scores(log_probs, true).items()},
     }
 
 

@@ -226,7 +226,7 @@ def _evaluate_answers(
         conditions.decoding,
         progress=track("answers", f"{run.name} on {split}", samples.height),
         controls=conditions.controls,
-        told=PROFILES[conditions.profile].tells_truth,
+        oracle=PROFILES[conditions.profile].tells_truth,
     )
 
 

@@ -115,13 +115,13 @@ def _holder(client: MlflowClient, alias: str) -> str | None:
 
 
 def _model_of(client: MlflowClient, run: Run, run_id: str) -> str:
-    found = client.get_run(run_id).outputs
-    if found is None or not found.model_outputs:
+    outputs = client.get_run(run_id).outputs
+    if outputs is None or not outputs.model_outputs:
         raise UsageError(
             f"run '{run.name}' is {run.status}, and {run.tracking} has no model of it: promote a "
             f"finished run ('attune runs --send' sends what a server that was away has not got)"
         )
-    return str(found.model_outputs[-1].model_id)
+    return str(outputs.model_outputs[-1].model_id)
 
 
 def _version(client: MlflowClient, run: Run, model_id: str) -> ModelVersion:

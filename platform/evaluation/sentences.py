@@ -27,10 +27,10 @@ def score(
     progress: Progress = lambda _: None,
 ) -> tuple[dict[str, float | None], str]:
     """The mean over all answers, and what it is."""
-    found = similarities(encoder, answers, references, progress)
+    values = similarities(encoder, answers, references, progress)
     name = f"{encoder.name}@{checksum(encoder.name)[:8]}"
     signature = f"sentence.encoder:{name} sentence.pooling:mean sentence.text:tokens"
-    return {NAME: float(found.mean()) if len(found) else None}, signature
+    return {NAME: float(values.mean()) if len(values) else None}, signature
 
 
 @torch.no_grad()
@@ -41,18 +41,23 @@ def similarities(
     progress: Progress = lambda _: None,
 ) -> Tensor:
     """(N,) the cosine of each answer with its response."""
-    said, meant = encoder.subwords(answers), encoder.subwords(references)
-    order = sorted(range(len(said)), key=lambda row: len(said[row]) + len(meant[row]))
-    found = torch.zeros(len(said), dtype=torch.float64)
+    hypothesis_ids, reference_ids = encoder.subwords(answers), encoder.subwords(references)
+    order = sorted(
+        range(len(hypothesis_ids)),
+        key=lambda row: len(hypothesis_ids[row]) + len(reference_ids[row]),
+    )
+    values = torch.zeros(len(hypothesis_ids), dtype=torch.float64)
     for start in range(0, len(order), PAIRS_AT_A_TIME):
         rows = order[start : start + PAIRS_AT_A_TIME]
-        own, other = (_embedded(encoder, [text[row] for row in rows]) for text in (said, meant))
-        found[rows] = (own * other).sum(dim=1).double()
+        own, other = (
+            _embed(encoder, [text[row] for row in rows]) for text in (hypothesis_ids, reference_ids)
+        )
+        values[rows] = (own * other).sum(dim=1).double()
         progress(len(rows))
-    return found
+    return values
 
 
-def _embedded(encoder: TextEncoder, texts: Sequence[Sequence[int]]) -> Tensor:
+def _embed(encoder: TextEncoder, texts: Sequence[Sequence[int]]) -> Tensor:
     """(B, width) of length 1; 0 for a text without subwords."""
     room = encoder.longest - 2
     rows = [torch.tensor([encoder.first, *text[:room], encoder.separator]) for text in texts]

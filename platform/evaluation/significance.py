@@ -36,15 +36,17 @@ class Metric:
 def p_value(ours: pl.DataFrame, theirs: pl.DataFrame, metric: str, seed: int = 0) -> float | None:
     """The p-value of the difference between two files of answers; None where they do not hold what
     the metric is made from. Answers to other samples are an error."""
-    found = METRICS.get(metric)
-    if found is None or not all(_has(each, found.columns) for each in (ours, theirs)):
+    definition = METRICS.get(metric)
+    if definition is None or not all(_has(each, definition.columns) for each in (ours, theirs)):
         return None
     ours, theirs = ours.sort(KEYS), theirs.sort(KEYS)
     if not ours.select(KEYS).equals(theirs.select(KEYS)):
         raise DataError("the two files of answers are not to the same samples: evaluate both anew")
     conversations = ours["conversation_id"].rle_id().to_numpy()
-    first, second = (_by_conversation(found.counts(each), conversations) for each in (ours, theirs))
-    return randomised(first, second, found.value, seed)
+    first, second = (
+        _by_conversation(definition.counts(each), conversations) for each in (ours, theirs)
+    )
+    return randomised(first, second, definition.value, seed)
 
 
 def _has(answers: pl.DataFrame, columns: tuple[str, ...]) -> bool:
@@ -87,15 +89,17 @@ def _n_grams(answers: pl.DataFrame) -> Sums:
     # The order is effective for the score of one sentence only, which is not looked at.
     metric = BLEU(tokenize="none", lowercase=True, force=True, effective_order=True)
     pairs = zip(tokens(answers, "answer"), tokens(answers, "response"), strict=True)
-    scores = [metric.sentence_score(said, [meant]) for said, meant in pairs]
+    scores = [metric.sentence_score(answer, [response]) for answer, response in pairs]
     return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], np.float64)
 
 
 def _bleu(sums: Sums) -> float:
     numbers = [int(number) for number in sums]
-    said, meant = numbers[8:]
-    found = BLEU.compute_bleu(numbers[:4], numbers[4:8], said, meant, smooth_method="none")
-    return float(found.score)
+    answer_length, reference_length = numbers[8:]
+    bleu = BLEU.compute_bleu(
+        numbers[:4], numbers[4:8], answer_length, reference_length, smooth_method="none"
+    )
+    return float(bleu.score)
 
 
 METRICS = {

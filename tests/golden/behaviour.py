@@ -188,7 +188,7 @@ def _scores(variant, columns):
     log-probability of each prediction."""
     scores = {}
     if isinstance(variant, DialogueVariant):
-        oracle = score(variant, columns, told=True)["log_likelihood"]
+        oracle = score(variant, columns, oracle=True)["log_likelihood"]
         scores["oracle_log_likelihood"] = oracle.tolist()
     for name, values in score(variant, columns).items():
         scores[name] = (values if values.ndim == 1 else values.max(axis=1)).tolist()

@@ -233,7 +233,7 @@ def test_show_calibration(call, tmp_path):
         found["response_calibration_error_uncalibrated"]
     )
     assert "classifies no texts" in refused(call("show", "calibration", "talker"))
-    assert "ends in .png" in refused(call("show", "calibration", "teller", "--out", "x.xyz"))
+    assert "ending in .png" in refused(call("show", "calibration", "teller", "--out", "x.xyz"))
 
 
 def test_accuracy_by_emotion():

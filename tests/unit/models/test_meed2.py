@@ -45,9 +45,9 @@ def test_subwords_give_back_the_words_of_any_text(known):
 def test_subwords_are_saved_and_read(known, tmp_path):
     known.save(tmp_path / "vocabulary.txt")
     read = subwords.load(tmp_path / "vocabulary.txt")
-    told = pl.Series(TEXTS)
+    oracle = pl.Series(TEXTS)
     assert read.tokens == known.tokens
-    assert read.encode(told).to_list() == known.encode(told).to_list()
+    assert read.encode(oracle).to_list() == known.encode(oracle).to_list()
     assert Subwords.learn(TEXTS * 3, 300).tokens == known.tokens
 
 
@@ -152,10 +152,10 @@ def test_the_predictor_is_measured(build, test_samples, test_columns, vocabulary
     right = (predicted == few["response_label"]).mean()
     assert found["response_label_accuracy"] == pytest.approx(right)
     assert found["response_label_weighted_recall"] == pytest.approx(right)  # as it always is
-    told = evaluate(
-        variant, test_samples.head(40), few, vocabulary, Decoding(max_tokens=2), told=True
+    oracle = evaluate(
+        variant, test_samples.head(40), few, vocabulary, Decoding(max_tokens=2), oracle=True
     ).metrics
-    assert {name for name in found if found[name] != told[name]} == {
+    assert {name for name in found if found[name] != oracle[name]} == {
         "perplexity", "perplexity_sample_mean",
     }  # fmt: skip
 
@@ -182,12 +182,12 @@ def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
     with pytest.raises(UsageError, match="name a run of intent-classifier"):
         setup.new_run("meed2", data=str(prepared), preset="tiny", overrides={"labeller": "other"})
     named = {"labeller": "intent-classifier@latest"}
-    told = setup.new_run("meed2", data=str(prepared), preset="tiny", overrides=named)
+    oracle = setup.new_run("meed2", data=str(prepared), preset="tiny", overrides=named)
     alone = setup.new_run("meed2", data=str(prepared), preset="tiny", name="alone")
     assert "labeller=RUN" in alone.notice
-    assert not told.notice
+    assert not oracle.notice
     folder = tmp_path / "moved"
-    save_model(setup.model_of(told), folder)
+    save_model(setup.model_of(oracle), folder)
     [answer] = Responder(folder).respond([["I lost my keys .", "Oh no !", "Yes ."]])
     labels = answer.explanation.word_labels
     assert set(labels) <= set(LABELS)
