@@ -69,7 +69,7 @@ def score(
 
 
 def compared(table: Tensor, has_vector: Tensor, hypotheses: Tensor, refs: Tensor) -> Tensor:
-    """(B, 3) from the numbers of words, (B, T) and (B, S); `has_vector` marks words with a vector."""
+    """(B, 3) from word ids, (B, T) and (B, S); `has_vector` marks words with a vector."""
     one, other = table[hypotheses], table[refs]  # (B, T, D), (B, S, D), 0 where there is none
     own, its = has_vector[hypotheses], has_vector[refs]  # (B, T), (B, S)
     cosines = normalize(one, dim=2) @ normalize(other, dim=2).transpose(1, 2)  # (B, T, S)
