@@ -12,10 +12,11 @@ import numpy as np
 import polars as pl
 import torch
 
-from attune.models.base import TextClassifier
+from attune.models.base import TextClassifier, Variant
 from attune.models.base import TextKind as Kind
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
+from attune.platform.core.settings import variants_where
 from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.data.prepare import find_data
 from attune.platform.data.samples import SAMPLES, alone
@@ -33,12 +34,17 @@ Progress = Callable[[int], None]
 """Called with the number of texts that were just done."""
 
 
+def is_classifier(variant: type[Variant]) -> bool:
+    """Return whether a variant classifies texts."""
+    return issubclass(variant, TextClassifier)
+
+
 def require_classifier(model: Model) -> TextClassifier:
     """The variant of a model, which must be one that classifies texts."""
     if not isinstance(model.variant, TextClassifier):
         raise UsageError(
-            f"'{model.name}' classifies no texts: name a run of emotion-classifier or "
-            f"intent-classifier"
+            f"'{model.name}' classifies no texts: name a run of "
+            f"{' or '.join(variants_where(is_classifier))}"
         )
     return model.variant
 

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from attune.platform.core.errors import UsageError
+from attune.platform.core.settings import labels_utterances, variants_where
 from attune.platform.curation.curate import Size
 from attune.platform.data.conversations import SPLITS
 from attune.platform.data.dataset_folder import (
@@ -180,7 +181,7 @@ def _labels(folder: Path) -> list[str]:
     if labelling is None:
         raise UsageError(
             f"'{folder}' has no labels of utterances: add them with 'attune annotate emotions RUN "
-            f"--data {folder}', RUN being an intent-classifier"
+            f"--data {folder}', RUN being a run of {' or '.join(variants_where(labels_utterances))}"
         )
     labels: list[str] = labelling["labels"]
     return labels

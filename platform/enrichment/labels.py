@@ -25,6 +25,7 @@ import torch
 
 from attune.platform.core.errors import UsageError
 from attune.platform.core.files import checksum
+from attune.platform.core.settings import labels_utterances, variants_where
 from attune.platform.data.conversations import SPLITS, whole_conversations
 from attune.platform.data.dataset_folder import (
     Target,
@@ -118,7 +119,8 @@ def label_utterances(
     """
     variant = require_classifier(load_model(run.model))
     if variant.requirements.labels != "utterances":
-        raise UsageError(f"'{run.name}' labels no utterances: name a run of intent-classifier")
+        able = " or ".join(variants_where(labels_utterances))
+        raise UsageError(f"'{run.name}' labels no utterances: name a run of {able}")
     manifest = read_manifest(data)
     maker = {
         "run": run.name,

@@ -27,10 +27,11 @@ import numpy as np
 import polars as pl
 import torch
 
-from attune.models.base import CONTEXTS, RESPONSES
+from attune.models.base import CONTEXTS, RESPONSES, TextClassifier, Variant
 from attune.models.base import TextKind as Kind
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.files import checksum
+from attune.platform.core.settings import variants_where
 from attune.platform.data.conversations import SPLITS, UNPAIRED
 from attune.platform.data.dataset_folder import (
     MANIFEST,
@@ -119,6 +120,10 @@ def _labelled(model: Model, texts: pl.DataFrame, kind: Kind, temperature: float)
     )
 
 
+def _classifies_both_kinds(variant: type[Variant]) -> bool:
+    return issubclass(variant, TextClassifier) and variant.learns == TEXT_KINDS
+
+
 def harvest_texts(
     run: Run,
     sources: Sequence[str],
@@ -137,7 +142,8 @@ def harvest_texts(
     if (
         require_classifier(load_model(run.model)).learns != TEXT_KINDS
     ):  # refused here, not in a task
-        raise UsageError(f"'{run.name}' knows utterances alone: name a run of emotion-classifier")
+        able = " or ".join(variants_where(_classifies_both_kinds))
+        raise UsageError(f"'{run.name}' classifies utterances only: name a run of {able}")
     target = Target(out, overwrite=False)
     maker = {
         "run": run.name,

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from attune.models.base import DialogueVariant
+from attune.models.base import DialogueVariant, Variant
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
+from attune.platform.core.settings import labels_utterances, variants_where
 from attune.platform.data.conversations import LISTENER
 from attune.platform.data.labels import LABELS
 from attune.platform.enrichment.classifier import most_likely_labels
@@ -35,6 +36,10 @@ class Controlled:
     """Where the model answers the same contexts with what it predicts: chance."""
 
 
+def _takes_label(variant: type[Variant]) -> bool:
+    return issubclass(variant, DialogueVariant) and LABEL in variant.controls
+
+
 def controllability(
     model: Model,
     samples: pl.DataFrame,
@@ -47,11 +52,13 @@ def controllability(
     if not isinstance(variant, DialogueVariant) or LABEL not in variant.controls_with(
         variant.config
     ):
-        raise UsageError(f"'{model.name}' cannot be asked for a label: name a run of meed2")
+        able = " or ".join(variants_where(_takes_label))
+        raise UsageError(f"'{model.name}' cannot be asked for a label: name a run of {able}")
     if model.labeller is None:
         raise UsageError(
             f"the run of '{model.name}' has no classifier of its own to tell what its answers are: "
-            f"train it with --set labeller=RUN, RUN being an intent-classifier"
+            f"train it with --set labeller=RUN, RUN being a run of "
+            f"{' or '.join(variants_where(labels_utterances))}"
         )
     labeller, columns = load_model(model.labeller), model.columns(samples)
 

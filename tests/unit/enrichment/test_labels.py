@@ -342,6 +342,6 @@ def test_the_commands(call, data, prepared, tmp_path):
     )
     assert 0 <= evaluated["metrics"]["emotion_accuracy"] <= 1
     assert not [name for name in evaluated["metrics"] if name.startswith("response_")]
-    assert "knows utterances alone" in refused(
+    assert "classifies utterances only" in refused(
         call("data", "harvest", "intent-classifier", "--source", prepared, "--out", "h")
     )
