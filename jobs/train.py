@@ -114,7 +114,7 @@ def _run(
     find_variant(variant)
     given: dict[str, Any] = {} if seed is None else {"seed": seed}
     if resume:
-        run = setup.begun(variant, name, {**asked, **given})
+        run = setup.find_resumable(variant, name, {**asked, **given})
         if run is not None:
             return run
     return setup.new_run(variant, name=name, **asked, **given)

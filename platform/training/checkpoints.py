@@ -1,7 +1,7 @@
 """Checkpoints: folders that appear whole or not at all, with a checksum for every file.
 
 checkpoints/00000120/        by the number of steps done
-  standing.json              where the run stands (`Standing`)
+  train_state.json           how far the run has come (`TrainState`)
   weights.safetensors        the whole variant
   engines/<player>/          DeepSpeed's: optimizer state
   checksums.json             of all of the above
@@ -19,8 +19,8 @@ from typing import Any
 
 from attune.platform.runs.record import checkpoint_folders
 
-STANDING, WEIGHTS, ENGINES, SUMS = (
-    "standing.json",
+TRAIN_STATE, WEIGHTS, ENGINES, CHECKSUMS = (
+    "train_state.json",
     "weights.safetensors",
     "engines",
     "checksums.json",
@@ -29,7 +29,7 @@ KEPT = 2  # the last, and the one before it, should the last be damaged
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class TrainState:
     """How far a run has come. With the seed, it determines all that follows."""
 
     stage: int = 0
@@ -44,92 +44,103 @@ class Standing:
     """The stage's best value of its metric."""
     best_step: int | None = None
     best_metrics: dict[str, float] = field(default_factory=dict)
-    waited: int = 0
+    validations_without_improvement: int = 0
     """Looks at valid since then."""
     stage_over: bool = False
     workers: int = 1
     zero: int = 0
 
 
-def write(
-    folder: Path, standing: Standing, *, save_engines: Callable[[Path], None],
+def write_checkpoint(
+    folder: Path, state: TrainState, *, save_engines: Callable[[Path], None],
     save_weights: Callable[[Path], None], first: bool, barrier: Callable[[], None],
 ) -> None:  # fmt: skip
     """Write a checkpoint; every worker calls this, the first one does what only one may do."""
-    final = folder / f"{standing.total:08d}"
-    making = folder / f".{final.name}.new"
+    final = folder / f"{state.total:08d}"
+    staging = folder / f".{final.name}.new"
     if first:
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
     barrier()
-    save_engines(making / ENGINES)
-    save_weights(making / WEIGHTS)
+    save_engines(staging / ENGINES)
+    save_weights(staging / WEIGHTS)
     barrier()
     if first:
-        (making / STANDING).write_text(json.dumps(dataclasses.asdict(standing)), encoding="utf-8")
-        (making / SUMS).write_text(json.dumps(_sums(making), indent=1), encoding="utf-8")
-        _to_disk(making)
+        (staging / TRAIN_STATE).write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
+        (staging / CHECKSUMS).write_text(
+            json.dumps(_compute_checksums(staging), indent=1), encoding="utf-8"
+        )
+        _flush_to_disk(staging)
         shutil.rmtree(final, ignore_errors=True)
-        making.replace(final)
+        staging.replace(final)
         for old in checkpoint_folders(folder)[:-KEPT]:
             shutil.rmtree(old)
     barrier()
 
 
-def adopt(source: Path, folder: Path) -> Standing:
+def adopt_checkpoint(source: Path, folder: Path) -> TrainState:
     """Go on from another run's checkpoint instead of one's own. Which look was the best is
     forgotten: the weights of that one are not in it."""
-    standing = dataclasses.replace(
-        standing_of(source), best=None, best_step=None, best_metrics={}, waited=0, stage_over=False
+    state = dataclasses.replace(
+        read_state(source),
+        best=None,
+        best_step=None,
+        best_metrics={},
+        validations_without_improvement=0,
+        stage_over=False,
     )
-    final = folder / f"{standing.total:08d}"
-    making = folder / f".{final.name}.new"
-    shutil.rmtree(making, ignore_errors=True)
-    shutil.copytree(source, making)
-    (making / STANDING).write_text(json.dumps(dataclasses.asdict(standing)), encoding="utf-8")
-    (making / SUMS).write_text(json.dumps(_sums(making), indent=1), encoding="utf-8")
+    final = folder / f"{state.total:08d}"
+    staging = folder / f".{final.name}.new"
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.copytree(source, staging)
+    (staging / TRAIN_STATE).write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
+    (staging / CHECKSUMS).write_text(
+        json.dumps(_compute_checksums(staging), indent=1), encoding="utf-8"
+    )
     for old in checkpoint_folders(folder):
         shutil.rmtree(old)
-    making.replace(final)
-    return standing
+    staging.replace(final)
+    return state
 
 
 def is_same(one: Path, other: Path) -> bool:
     """Whether two checkpoints hold the same, by their checksums."""
-    if not (one / SUMS).is_file() or not (other / SUMS).is_file():
+    if not (one / CHECKSUMS).is_file() or not (other / CHECKSUMS).is_file():
         return False
-    return (one / SUMS).read_text(encoding="utf-8") == (other / SUMS).read_text(encoding="utf-8")
+    return (one / CHECKSUMS).read_text(encoding="utf-8") == (other / CHECKSUMS).read_text(
+        encoding="utf-8"
+    )
 
 
-def last_good(folder: Path, report: Callable[[str], None]) -> Path | None:
+def find_valid(folder: Path, report: Callable[[str], None]) -> Path | None:
     """The newest checkpoint whose checksums are right; damaged ones are reported."""
     for path in reversed(checkpoint_folders(folder)):
-        problem = _problem(path)
+        problem = _find_damage(path)
         if problem is None:
             return path
         report(f"checkpoint {path} is damaged ({problem}): going back to the one before it")
     return None
 
 
-def standing_of(path: Path) -> Standing:
+def read_state(path: Path) -> TrainState:
     """Where a run stood."""
-    return Standing(**json.loads((path / STANDING).read_text(encoding="utf-8")))
+    return TrainState(**json.loads((path / TRAIN_STATE).read_text(encoding="utf-8")))
 
 
-def _problem(path: Path) -> str | None:
+def _find_damage(path: Path) -> str | None:
     try:
-        expected: dict[str, Any] = json.loads((path / SUMS).read_text(encoding="utf-8"))
+        expected: dict[str, Any] = json.loads((path / CHECKSUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return f"{SUMS} cannot be read"
-    found = _sums(path)
-    if missing := sorted(set(expected) - set(found)):
+        return f"{CHECKSUMS} cannot be read"
+    actual = _compute_checksums(path)
+    if missing := sorted(set(expected) - set(actual)):
         return f"{missing[0]} is missing"
-    wrong = sorted(name for name, checksum in expected.items() if found[name] != checksum)
+    wrong = sorted(name for name, checksum in expected.items() if actual[name] != checksum)
     return f"{wrong[0]} is not what was written" if wrong else None
 
 
-def _sums(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+def _compute_checksums(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
     return {str(path.relative_to(folder)): _checksum(path) for path in files}
 
 
@@ -138,7 +149,7 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
-def _to_disk(folder: Path) -> None:
+def _flush_to_disk(folder: Path) -> None:
     """A power cut after the renaming must not find empty files."""
     for path in (*folder.rglob("*"), folder):
         handle = os.open(path, os.O_RDONLY)

@@ -19,13 +19,13 @@ from attune.models.base import Batches, Losses, Progress, Variant
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.training.settings import TrainingConfig
 
-ALWAYS, BY_SCALE = "deepspeed.json", "deepspeed"
+BASE_SETTINGS, SETTINGS_FOLDER = "deepspeed.json", "deepspeed"
 """In `infra`: what never changes of DeepSpeed's settings, and the folder of those by scale."""
 ZERO = "zero_optimization"
-MAY_SAY = (ZERO, "aio", "communication_data_type", "comms_logger", "flops_profiler")
+ALLOWED_KEYS = (ZERO, "aio", "communication_data_type", "comms_logger", "flops_profiler")
 """What a file of settings may hold. The rest follows from a run's own settings, or has no effect
 on the models here; DeepSpeed takes no notice of keys that it does not know."""
-OURS = {
+RUN_SETTING_FOR = {
     "gradient_clipping": "--set gradient_clipping=...",
     "gradient_accumulation_steps": "--set accumulation=...",
     "train_batch_size": "--set batch_size=...",
@@ -47,7 +47,7 @@ class Player(nn.Module):
         super().__init__()
         self.parts = nn.ModuleDict({name: getattr(variant, name) for name in parts})
         self._variant = [variant]  # in a list, so that it is no sub-module
-        self.narrow = precision == "bf16"
+        self.use_bf16 = precision == "bf16"
 
     def forward(self, losses: str, batches: Batches, progress: Progress) -> Losses:
         """The terms that a method of the variant computes.
@@ -55,7 +55,7 @@ class Player(nn.Module):
         With bf16 only what is computed is half as wide: weights, gradients and Adam stay in fp32.
         """
         device = next(self.parameters()).device.type
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=self.narrow):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=self.use_bf16):
             terms: Losses = getattr(self._variant[0], losses)(batches, progress)
         return terms
 
@@ -70,7 +70,7 @@ class Engine:
         *,
         zero: int,
         universal: bool,
-        more: Mapping[str, Any] = MappingProxyType({}),
+        extra: Mapping[str, Any] = MappingProxyType({}),
     ):
         import deepspeed
 
@@ -85,7 +85,7 @@ class Engine:
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=player,
             optimizer=optimizer,
-            config=settings(training, zero=zero, universal=universal, more=more),
+            config=deepspeed_settings(training, zero=zero, universal=universal, extra=extra),
         )
         self.zero = zero
         if zero == 0 and self.engine.dp_world_size == 1:
@@ -102,17 +102,17 @@ class Engine:
         """Add this part's gradient; DeepSpeed divides it by the number of parts."""
         self.engine.backward(loss)
 
-    def step(self, rate: float, *, measure: bool = False) -> Tensor:
+    def step(self, rate: float, *, return_norm: bool = False) -> Tensor:
         """Count a part; after the last one, move the weights. Returns the norm of the gradient
         before it is clipped, where that is to be measured, else 0."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         norm: Any = 0.0
-        if measure and not self.zero:
+        if return_norm and not self.zero:
             grads = [p.grad for p in self.engine.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(grads)
         self.engine.step()
-        if measure and self.zero:  # only DeepSpeed has it, and only after the step
+        if return_norm and self.zero:  # only DeepSpeed has it, and only after the step
             norm = self.engine.get_global_grad_norm() or 0.0
         return torch.as_tensor(norm, dtype=torch.float32)
 
@@ -131,54 +131,56 @@ class Engine:
         self.engine.destroy()
 
 
-def settings(
+def deepspeed_settings(
     training: TrainingConfig,
     *,
     zero: int,
     universal: bool = False,
-    more: Mapping[str, Any] = MappingProxyType({}),
+    extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """DeepSpeed's: what never changes, what a file of settings says (`more`), what the run says."""
-    text = resources.files("attune.infra").joinpath(ALWAYS).read_text(encoding="utf-8")
+    text = resources.files("attune.infra").joinpath(BASE_SETTINGS).read_text(encoding="utf-8")
     base: dict[str, Any] = json.loads(text)
     return {
         **base,
-        **more,
+        **extra,
         # A formality: batches are ours. DeepSpeed only needs the number of parts right.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": training.accumulation,
         # Written always: what DeepSpeed takes for an absent key has changed between releases.
         "gradient_clipping": training.gradient_clipping,
-        ZERO: {**base[ZERO], **more.get(ZERO, {}), "stage": zero},
+        ZERO: {**base[ZERO], **extra.get(ZERO, {}), "stage": zero},
         "checkpoint": {"load_universal": universal},
     }
 
 
-def read_settings(given: str) -> dict[str, Any]:
+def read_deepspeed_settings(name_or_path: str) -> dict[str, Any]:
     """What `deepspeed=` names: one of infra/deepspeed by its name, or a file; checked."""
-    folder = resources.files("attune.infra").joinpath(BY_SCALE)
+    folder = resources.files("attune.infra").joinpath(SETTINGS_FOLDER)
     names = sorted(file.name.removesuffix(".json") for file in folder.iterdir())
-    if given in names:
-        return _checked(given, folder.joinpath(f"{given}.json").read_text(encoding="utf-8"))
-    if not Path(given).is_file():
-        what = unknown_choice("settings of DeepSpeed", given, names)
-        raise UsageError(f"deepspeed={given}: {what}, or name a JSON file that is there")
-    return _checked(given, Path(given).read_text(encoding="utf-8"))
+    if name_or_path in names:
+        return _parse_settings(
+            name_or_path, folder.joinpath(f"{name_or_path}.json").read_text(encoding="utf-8")
+        )
+    if not Path(name_or_path).is_file():
+        what = unknown_choice("settings of DeepSpeed", name_or_path, names)
+        raise UsageError(f"deepspeed={name_or_path}: {what}, or name a JSON file that is there")
+    return _parse_settings(name_or_path, Path(name_or_path).read_text(encoding="utf-8"))
 
 
-def keep_settings(content: Mapping[str, Any], folder: Path) -> None:
+def save_deepspeed_settings(content: Mapping[str, Any], folder: Path) -> None:
     """Put what was read into a run's folder: a run that goes on has what it began with."""
     text = json.dumps(dict(content), indent=2)
-    (folder / ALWAYS).write_text(f"{text}\n", encoding="utf-8")
+    (folder / BASE_SETTINGS).write_text(f"{text}\n", encoding="utf-8")
 
 
-def kept_settings(folder: Path) -> dict[str, Any]:
+def load_deepspeed_settings(folder: Path) -> dict[str, Any]:
     """The settings that were put into a run's folder, if any."""
-    path = folder / ALWAYS
+    path = folder / BASE_SETTINGS
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _checked(given: str, text: str) -> dict[str, Any]:
+def _parse_settings(name_or_path: str, text: str) -> dict[str, Any]:
     import_deepspeed()
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
@@ -186,20 +188,24 @@ def _checked(given: str, text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"deepspeed={given} is not readable as JSON: {error}") from None
+        raise UsageError(f"deepspeed={name_or_path} is not readable as JSON: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get(ZERO, {}), dict):
-        raise UsageError(f"deepspeed={given}: a JSON object with '{ZERO}' in it is expected")
+        raise UsageError(f"deepspeed={name_or_path}: a JSON object with '{ZERO}' in it is expected")
     for key in content:
-        if key in OURS:
-            raise UsageError(f"deepspeed={given}: leave '{key}' out, and say {OURS[key]}")
-        if key not in MAY_SAY:
-            raise UsageError(f"deepspeed={given}: {unknown_choice('key', key, MAY_SAY)}")
+        if key in RUN_SETTING_FOR:
+            raise UsageError(
+                f"deepspeed={name_or_path}: leave '{key}' out, and say {RUN_SETTING_FOR[key]}"
+            )
+        if key not in ALLOWED_KEYS:
+            raise UsageError(
+                f"deepspeed={name_or_path}: {unknown_choice('key', key, ALLOWED_KEYS)}"
+            )
     try:
         DeepSpeedZeroConfig(**content.get(ZERO, {}))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join([ZERO, *map(str, first["loc"])])
-        raise UsageError(f"deepspeed={given}: '{key}': {first['msg']}") from None
+        raise UsageError(f"deepspeed={name_or_path}: '{key}': {first['msg']}") from None
     return content
 
 
@@ -218,7 +224,7 @@ def to_universal(folder: Path, player: str, into: Path) -> None:
 
 
 @contextmanager
-def gathered(variant: Variant, zero: int) -> Iterator[None]:
+def gather_weights(variant: Variant, zero: int) -> Iterator[None]:
     """Within, the weights are whole on every worker, also where ZeRO 3 has spread them."""
     if zero < 3:
         yield
@@ -241,7 +247,7 @@ def import_deepspeed() -> None:
         del sys.modules["mlflow"]
 
 
-def join_workers() -> None:
+def init_deepspeed() -> None:
     """Let DeepSpeed use the process group that Ray made; a lone process makes its own."""
     if not torch.distributed.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it

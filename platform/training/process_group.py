@@ -34,10 +34,10 @@ class ProcessGroup:
             values = values / self.world_size
         return values
 
-    def agreed(self, flag: bool) -> bool:
+    def agree(self, flag: bool) -> bool:
         """What the first worker says: all must stop at the same step."""
         if self.world_size == 1:
             return flag
-        said = torch.tensor([float(flag)], device=self.device)
-        torch.distributed.broadcast(said, src=0)
-        return bool(said.item())
+        decision = torch.tensor([float(flag)], device=self.device)
+        torch.distributed.broadcast(decision, src=0)
+        return bool(decision.item())

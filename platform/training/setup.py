@@ -72,7 +72,7 @@ def new_run(
 ) -> Run:
     """Check all that was asked for, then make the run's folder with its vocabulary."""
     config, training = configure(variant, preset, overrides)
-    deepspeed, stage = _deepspeed(training, zero)
+    deepspeed, stage = _read_deepspeed(training, zero)
     check_zero(find_variant(variant)[0], variant, stage)
     first = None if init is None else find_run(init)
     if first is not None and not first.model.is_dir():
@@ -85,10 +85,10 @@ def new_run(
     check_data(find_variant(variant)[0], variant, config, folder)
     lexicon, lexicon_notice = None, ""
     if requires_lexicon(requirements):
-        lexicon, lexicon_notice = _lexicon(training, requirements, folder)
+        lexicon, lexicon_notice = _load_lexicon(training, requirements, folder)
     labeller, labeller_notice = None, ""
     if CONTEXT_LABELS in requirements.columns:
-        labeller, labeller_notice = _labeller(training, manifest)
+        labeller, labeller_notice = _find_labeller_run(training, manifest)
     data_name = data if data == "bundled" else folder.name
     name = name or new_run_name(variant, data_name)
     check_run_name(name)
@@ -126,23 +126,23 @@ def new_run(
     if first is not None:
         vocabulary = subwords.load(first.model / VOCABULARY_FILE)
     else:
-        vocabulary = _vocabulary(requirements.tokenizer, training, folder, manifest["hash"])
+        vocabulary = _build_vocabulary(requirements.tokenizer, training, folder, manifest["hash"])
     vocabulary.save(run.folder / VOCABULARY_FILE)
     if lexicon is not None:
         lexicon.save(run.folder / LEXICON_FILE)
     if labeller is not None:
         copy_labeller(labeller, run.folder)
     if deepspeed:
-        engine.keep_settings(deepspeed, run.folder)
+        engine.save_deepspeed_settings(deepspeed, run.folder)
     run.write()
     return run
 
 
-def _deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[str, Any], int]:
+def _read_deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[str, Any], int]:
     """What a file of DeepSpeed's settings says, and the ZeRO stage, from there or asked for."""
     if training.deepspeed is None:
         return {}, zero or 0
-    found = engine.read_settings(training.deepspeed)
+    found = engine.read_deepspeed_settings(training.deepspeed)
     stage = found.get(engine.ZERO, {}).get("stage", zero or 0)
     if zero not in (None, stage):
         raise UsageError(
@@ -151,19 +151,21 @@ def _deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[str, An
     return found, stage
 
 
-def _vocabulary(kind: str, training: TrainingConfig, folder: Path, data_hash: str) -> Vocabulary:
+def _build_vocabulary(
+    kind: str, training: TrainingConfig, folder: Path, data_hash: str
+) -> Vocabulary:
     """The words of a corpus, or their subwords, as a variant wants it."""
     if kind == "words":
-        return _words_of(
+        return _build_word_vocabulary(
             folder, data_hash, training.vocabulary, training.min_count, training.vocabulary_size
         )
     if training.tokenizer is not None:
         return Subwords.read(Path(training.tokenizer))
-    return _subwords_of(folder, data_hash, training.vocabulary_size or subwords.SIZE)
+    return _learn_subwords(folder, data_hash, training.vocabulary_size or subwords.SIZE)
 
 
 @functools.lru_cache(4)
-def _words_of(
+def _build_word_vocabulary(
     folder: Path, data_hash: str, column: str, min_count: int, max_size: int | None
 ) -> Vocabulary:
     """The words of data with this content; the runs of a sweep share it."""
@@ -178,18 +180,18 @@ def _words_of(
 
 
 @functools.lru_cache(4)
-def _subwords_of(folder: Path, data_hash: str, size: int) -> Subwords:
+def _learn_subwords(folder: Path, data_hash: str, size: int) -> Subwords:
     assert data_hash, "what is kept is told apart by it"
     samples = read_samples(folder, "train")
     texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
     return Subwords.learn(texts.drop_nulls().unique(maintain_order=True), size)
 
 
-def _lexicon(
+def _load_lexicon(
     training: TrainingConfig, requirements: DataRequirements, folder: Path
 ) -> tuple[Lexicon, str]:
     """The emotion words a run reads, and what to say where they are not the data's own."""
-    lexicon, notice = _words(training.lexicon, folder)
+    lexicon, notice = _load_words(training.lexicon, folder)
     if not requirements.intensity:
         return lexicon, notice
     if training.valence_arousal is not None:
@@ -201,7 +203,9 @@ def _lexicon(
     return lexicon, few if notice else ""
 
 
-def _labeller(training: TrainingConfig, manifest: Mapping[str, Any]) -> tuple[Path | None, str]:
+def _find_labeller_run(
+    training: TrainingConfig, manifest: Mapping[str, Any]
+) -> tuple[Path | None, str]:
     """The folder of the model that labels what a run is told, and what to say where none does."""
     if training.labeller is not None:
         run = find_run(training.labeller)
@@ -220,7 +224,7 @@ def _labeller(training: TrainingConfig, manifest: Mapping[str, Any]) -> tuple[Pa
     )
 
 
-def _words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
+def _load_words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
     if path is not None:
         return Lexicon.load(Path(path)), ""
     if (folder / LEXICON).is_file():
@@ -232,7 +236,7 @@ def _words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
     )
 
 
-def begun(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
+def find_resumable(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
     """The run to go on with: the one of that name, or the variant's latest that has not finished.
 
     Limits and the number of workers may be other than before; the rest is what it was begun with.
@@ -250,12 +254,12 @@ def begun(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | Non
         raise UsageError(
             f"run '{run.name}' is finished: begin a new one, with its weights by --init {run.name}"
         )
-    _check_same(run, variant, asked)
+    _check_same_settings(run, variant, asked)
     limits = ("workers", "max_steps", "max_minutes")
     return run.update(**{key: asked[key] for key in limits if key in asked})
 
 
-def _check_same(run: Run, variant: str, asked: Mapping[str, Any]) -> None:
+def _check_same_settings(run: Run, variant: str, asked: Mapping[str, Any]) -> None:
     was: dict[str, Any] = {
         "variant": run.variant, "preset": run.preset, "seed": run.seed, "zero": run.zero,
         **run.config, **run.training,
@@ -313,7 +317,7 @@ def check_zero(variant: type[Variant], name: str, zero: int) -> None:
         )
 
 
-def model_of(run: Run) -> Model:
+def build_run_model(run: Run) -> Model:
     """The model a run begins with."""
     vocabulary = subwords.load(run.folder / VOCABULARY_FILE)
     variant, _ = find_variant(run.variant)
@@ -337,11 +341,11 @@ def model_of(run: Run) -> Model:
         seed=run.seed,
     )
     if run.init is not None:
-        begin_with(model.variant, Path(run.init))
+        load_initial_weights(model.variant, Path(run.init))
     return model
 
 
-def begin_with(variant: Variant, folder: Path) -> None:
+def load_initial_weights(variant: Variant, folder: Path) -> None:
     """Take over the weights of another model that have the same name and shape."""
     given = load_file(folder / MODEL_WEIGHTS)
     own = variant.state_dict()

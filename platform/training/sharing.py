@@ -19,7 +19,17 @@ from attune.platform.runs.model import MODEL_DESCRIPTION, MODEL_WEIGHTS
 from attune.platform.runs.record import Run
 from attune.platform.training import checkpoints
 
-ALIKE = ("variant", "preset", "data", "seed", "workers", "zero", "max_steps", "max_minutes", "init")
+SHARED_FIELDS = (
+    "variant",
+    "preset",
+    "data",
+    "seed",
+    "workers",
+    "zero",
+    "max_steps",
+    "max_minutes",
+    "init",
+)
 """What must be the same of two runs, beside the settings."""
 
 
@@ -36,51 +46,53 @@ def shared_stage(run: Run, settings: Iterable[str]) -> str | None:
 
 def steps_until(run: Run, stage: str) -> int | None:
     """How many steps a run had done when a stage ended; None where it has not."""
-    path = run.model_after(stage) / checkpoints.STANDING
-    return checkpoints.standing_of(path.parent).total if path.is_file() else None
+    path = run.model_after(stage) / checkpoints.TRAIN_STATE
+    return checkpoints.read_state(path.parent).total if path.is_file() else None
 
 
-def begin_after_shared(run: Run, others: Iterable[Run]) -> Run:
+def start_after_shared_stage(run: Run, others: Iterable[Run]) -> Run:
     """Let a run that has not begun yet begin after the last stage that another has done for it."""
-    ready = [
+    candidates = [
         (steps, stage, other)
         for other in others
-        if (stage := _common(run, other)) is not None
+        if (stage := _last_common_stage(run, other)) is not None
         and (steps := steps_until(other, stage)) is not None
     ]
-    if not ready:
+    if not candidates:
         return run
-    steps, stage, other = max(ready, key=lambda found: found[0])
-    _copy(other, run, stage)
+    steps, stage, other = max(candidates, key=lambda candidate: candidate[0])
+    _copy_stages(other, run, stage)
     write_log(run, f"begins after stage {stage}, at step {steps:,}, with what '{other.name}' did")
     return run.update(shared_steps=steps)
 
 
-def _common(run: Run, other: Run) -> str | None:
+def _last_common_stage(run: Run, other: Run) -> str | None:
     """The last stage that is the same in both."""
-    if run.name == other.name or any(getattr(run, key) != getattr(other, key) for key in ALIKE):
+    if run.name == other.name or any(
+        getattr(run, key) != getattr(other, key) for key in SHARED_FIELDS
+    ):
         return None
     one, two = ({**each.config, **each.training} for each in (run, other))
     return shared_stage(run, [key for key in one if one[key] != two.get(key)])
 
 
-def _copy(other: Run, run: Run, last: str) -> None:
+def _copy_stages(other: Run, run: Run, last: str) -> None:
     """All that a run has at the end of a stage."""
-    standing = checkpoints.standing_of(other.model_after(last))
+    state = checkpoints.read_state(other.model_after(last))
     for stage in other.stages():
         done = steps_until(other, stage)
-        if done is not None and done <= standing.total:
+        if done is not None and done <= state.total:
             whole = run.model_after(stage)
             new = whole.with_name(f".{whole.name}.new")
             shutil.copytree(other.model_after(stage), new)
-            _describe(new / MODEL_DESCRIPTION, run.config)
+            _update_config(new / MODEL_DESCRIPTION, run.config)
             new.replace(whole)
     lines = read_lines(other.metrics_file)
-    kept = [line for line in lines if json.loads(line)["step"] <= standing.total]
+    kept = [line for line in lines if json.loads(line)["step"] <= state.total]
     run.metrics_file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    checkpoints.write(
+    checkpoints.write_checkpoint(
         run.checkpoints,
-        standing,
+        state,
         save_engines=lambda folder: folder.mkdir(),  # each stage begins with new ones
         save_weights=partial(shutil.copyfile, run.model_after(last) / MODEL_WEIGHTS),
         first=True,
@@ -88,7 +100,7 @@ def _copy(other: Run, run: Run, last: str) -> None:
     )
 
 
-def _describe(path: Path, config: dict[str, Any]) -> None:
+def _update_config(path: Path, config: dict[str, Any]) -> None:
     """The other's settings of later stages are not this run's."""
     description = {**json.loads(path.read_text(encoding="utf-8")), "config": config}
     path.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")

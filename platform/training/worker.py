@@ -69,10 +69,10 @@ def train(
     """Train a run as one of its workers; False where it was asked to stop before its end."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     keep_freed_memory()
-    engine.join_workers()
+    engine.init_deepspeed()
     gc.unfreeze()  # a process may train one run after another
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     streams, valid = data.load_streams(run, model)
     gc.collect()
     gc.freeze()  # what the imports made stays: the collector need not look at it between steps
-    return Training(run, model, streams, valid, worker, watch, export).go()
+    return Training(run, model, streams, valid, worker, watch, export).run()

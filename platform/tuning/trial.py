@@ -220,7 +220,7 @@ def _take_over(run: Run) -> None:
         if own is not None and checkpoints.is_same(own, Path(folder)):
             return
         (run.folder / RESULT).unlink(missing_ok=True)
-        standing = checkpoints.adopt(Path(folder), run.checkpoints)
+        standing = checkpoints.adopt_checkpoint(Path(folder), run.checkpoints)
     write_log(run, f"taking over a better member's weights at step {standing.total:,}")
 
 

@@ -210,7 +210,7 @@ class Keeper(Callback):
             **asked,
         )  # fmt: skip
         before = (each for trial in self.sweep.trials() for each in self.sweep.runs_of(trial))
-        return sharing.begin_after_shared(run, before)
+        return sharing.start_after_shared_stage(run, before)
 
     def _open(self, first: Run) -> None:
         asked = {key: value for key, value in self.sweep.asked.items() if value is not None}
@@ -424,7 +424,7 @@ def _result(run: Run) -> dict[str, Any]:
     newest = run.newest_checkpoint()
     if newest is None:
         return {}
-    standing = checkpoints.standing_of(newest)
+    standing = checkpoints.read_state(newest)
     return {
         "steps": standing.total,
         "seconds": standing.total_seconds,

@@ -83,7 +83,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         overrides=settings_for(variant_name, folder),
         name=name,
     )
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     data, _ = load_streams(run, model)
     streams = {stream: Stream(columns, size=8) for stream, columns in data.items()}
     variant = model.variant

@@ -42,7 +42,7 @@ SPEED = "samples_per_second"
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    engine.join_workers()
+    engine.init_deepspeed()
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ def few_valid_samples(monkeypatch):
 
 
 def go(run):
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     streams, valid = data.load_streams(run, model)
-    return Training(run, model, streams, valid).go()
+    return Training(run, model, streams, valid).run()
 
 
 def logged(run):
@@ -99,14 +99,14 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch, total):
-    real = Training._round
+    real = Training.train_round
 
     def mortal(self, stage, standing, *rest):
         if standing.total == total:
             raise Killed
         return real(self, stage, standing, *rest)
 
-    monkeypatch.setattr(Training, "_round", mortal)
+    monkeypatch.setattr(Training, "train_round", mortal)
 
 
 # Dropout, word dropout, Gumbel's noise: everything that draws at random is in.
@@ -186,19 +186,19 @@ def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
     alone = begin("empdg", "alone", max_steps=steps, **other)
     assert go(alone)
     run = begin("empdg", "sharing", max_steps=steps, **other)
-    run = sharing.begin_after_shared(run, [run, first, alone.update(seed=7)])
+    run = sharing.start_after_shared_stage(run, [run, first, alone.update(seed=7)])
     assert run.shared_steps == sharing.steps_until(first, "critics") == 25
     assert load_model(run.model_after("generator")).variant.config.generator_steps == 3
     trained = []
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     streams, valid = data.load_streams(run, model)
-    assert Training(run, model, streams, valid, watch=lambda step, *_: trained.append(step)).go()
+    assert Training(run, model, streams, valid, watch=lambda step, *_: trained.append(step)).run()
     assert min(trained) == 26
     assert_same(run, alone)
     critical = begin("empdg", "critical", max_steps=steps, **{**settings, "penalty_weight": 0.2})
-    assert sharing.begin_after_shared(critical, [first]).shared_steps == 22
+    assert sharing.start_after_shared_stage(critical, [first]).shared_steps == 22
     apart = begin("empdg", "apart", max_steps=steps, **{**settings, "emotion_weight": 0.2})
-    assert sharing.begin_after_shared(apart, [first]) == apart
+    assert sharing.start_after_shared_stage(apart, [first]) == apart
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(begin):
@@ -229,9 +229,9 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monk
     elif damage == "missing":
         victim.unlink()
     else:
-        standing = json.loads((last / checkpoints.STANDING).read_text())
+        standing = json.loads((last / checkpoints.TRAIN_STATE).read_text())
         standing["step"] += 1
-        (last / checkpoints.STANDING).write_text(json.dumps(standing))
+        (last / checkpoints.TRAIN_STATE).write_text(json.dumps(standing))
     assert go(run)
     assert f"{last} is damaged" in (run.folder / "log.txt").read_text()
     assert_same(run, whole)
@@ -280,14 +280,14 @@ def test_bf16_learns_nearly_as_fp32(begin):
     assert all(tensor.dtype == torch.float32 for tensor in weights(narrow).values())
 
 
-def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
+def test_check_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     run = begin("emoprepend-1", "short", max_steps=1)
     assert go(run)
     assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
         == [1, 2]  # fmt: skip
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     longer = Training(run.update(max_steps=100), model, *data.load_streams(run, model))
-    assert [longer.steps_of(0), longer.steps_of(1)] == [25, 75]
+    assert [longer.stage_steps(0), longer.stage_steps(1)] == [25, 75]
 
 
 def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
@@ -313,7 +313,7 @@ def test_begin_with_takes_over_weights_and_words(begin, prepared):
     second = setup.new_run(
         "multi-trs", data=str(prepared), preset="tiny", max_steps=1, name="second", init="first"
     )
-    given, taken = weights(first), setup.model_of(second).variant.state_dict()
+    given, taken = weights(first), setup.build_run_model(second).variant.state_dict()
     shared = set(given) & set(taken)
     assert {"embedding.table.weight", "output.bias"} <= shared
     assert all(torch.equal(given[name], taken[name]) for name in shared)
@@ -450,7 +450,7 @@ def test_a_game_is_tracked_and_its_result_is_of_its_last_stage(begin):
 def test_perplexity_is_of_all_samples_in_every_stage(begin):
     """Critics learn from answered samples only; what their stage says of valid is of all of it."""
     run = begin("empdg", "whole", max_steps=6)
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     _, valid = data.load_streams(run, model)
     found = [
         compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
@@ -487,7 +487,7 @@ def test_without_answers_there_is_nothing_for_critics(tmp_path):
     run = setup.new_run("empdg", data=str(tmp_path / "short"), preset="tiny", name="lonely")
     assert "bundled corpus" in run.notice
     with pytest.raises(DataError, match="none in valid, is answered by the speaker"):
-        data.load_streams(run, setup.model_of(run))
+        data.load_streams(run, setup.build_run_model(run))
 
 
 @pytest.mark.parametrize("multitask", [True, False])
@@ -503,7 +503,7 @@ def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multit
 
 def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begin):
     def watched(run, leave_at=0):
-        model = setup.model_of(run)
+        model = setup.build_run_model(run)
         streams, valid = data.load_streams(run, model)
         heard = []
 
@@ -516,7 +516,7 @@ def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begi
                 raise SystemExit
 
         with contextlib.suppress(SystemExit):
-            Training(run, model, streams, valid, ProcessGroup(), watch).go()
+            Training(run, model, streams, valid, ProcessGroup(), watch).run()
         return heard
 
     whole, left = begin("dummy", "whole", max_steps=12), begin("dummy", "left", max_steps=12)

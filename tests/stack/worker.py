@@ -17,8 +17,8 @@ class Stopping(Training):
 
     stop_at = 0
 
-    def _limits(self, standing, steps):
-        over, stopped = super()._limits(standing, steps)
+    def _check_limits(self, standing, steps):
+        over, stopped = super()._check_limits(standing, steps)
         return over, stopped or standing.total == self.stop_at
 
 
@@ -28,11 +28,11 @@ def work(folder, worker, port, stop_at):
     torch.distributed.init_process_group(
         "gloo", f"tcp://127.0.0.1:{port}", rank=worker.rank, world_size=worker.world_size
     )
-    engine.join_workers()
+    engine.init_deepspeed()
     assert "mlflow" not in sys.modules  # it would take a worker as long to start again
     run = read_run(folder)
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     streams, valid = data.load_streams(run, model)
     training = Stopping(run, model, streams, valid, worker)
     training.stop_at = stop_at
-    training.go()
+    training.run()

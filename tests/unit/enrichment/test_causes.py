@@ -84,7 +84,7 @@ def test_an_annotator_learns_from_utterances_with_causes(tmp_path, monkeypatch, 
     overrides = {"encoder": str(tiny_encoder)}
     data = str(tmp_path / "data")
     run = setup.new_run("cause-annotator", data=data, preset="tiny", overrides=overrides)
-    streams, valid = load_streams(run, setup.model_of(run))
+    streams, valid = load_streams(run, setup.build_run_model(run))
     assert streams["paired"]["turn_roles"].lengths.tolist() == [1, 2, 4]
     assert streams["paired"]["causes"].values.tolist() == [2, 1, 2, 1, 2, 2, 1]
     assert valid["turn_roles"].lengths.tolist() == [1, 2]
@@ -354,7 +354,7 @@ def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
 
     def learned(overrides):
         run = setup.new_run("emotion-cause-soft", data=str(out), preset="tiny", overrides=overrides)
-        model = setup.model_of(run)
+        model = setup.build_run_model(run)
         streams, valid = load_streams(run, model)
         return model, {"train": streams[PAIRED], "valid": valid}
 

@@ -144,7 +144,7 @@ def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch,
         "intent-classifier", data=str(tmp_path / "data"), preset="tiny",
         overrides={"encoder": str(tiny_encoder)},
     )  # fmt: skip
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     assert model.variant.data_info.emotions == LABELS
     assert model.variant.output.out_features == 41
     streams, valid = load_streams(run, model)

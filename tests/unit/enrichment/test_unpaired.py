@@ -306,7 +306,7 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
     threshold = min(float(read_samples(out, s)["probability"].sort()[4]) for s in UNPAIRED)
     run = begin(prepared, harvest=str(out), harvest_threshold=threshold)
     assert run.data["harvest"] == {"folder": str(out), "hash": manifest["hash"]}
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     streams, valid = load_streams(run, model)
     assert set(streams) == {PAIRED, CONTEXTS, RESPONSES}
     assert set(streams[CONTEXTS]) == {"index", "context", "context_roles", "emotion"}
@@ -324,11 +324,11 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
 def test_without_a_harvest_the_data_bring_their_own(home, prepared):  # noqa: ARG001
     run = begin(prepared)
     assert "harvest" not in run.data
-    streams, _ = load_streams(run, setup.model_of(run))
+    streams, _ = load_streams(run, setup.build_run_model(run))
     for name, stream in UNPAIRED_FILES.items():
         assert len(streams[name]["index"]) == read_samples(prepared, stream).height
     paired = begin(prepared, alone=True)
-    assert set(load_streams(paired, setup.model_of(paired))[0]) == {PAIRED}
+    assert set(load_streams(paired, setup.build_run_model(paired))[0]) == {PAIRED}
 
 
 def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path):
@@ -353,14 +353,14 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
     dialogues(tmp_path / "reddit.jsonl", 5)
     harvest_texts(find_run("teller"), [str(tmp_path / "reddit.jsonl")], out)
     with pytest.raises(UsageError, match="has changed since the run"):
-        load_streams(run, setup.model_of(run))
+        load_streams(run, setup.build_run_model(run))
 
 
 @pytest.mark.parametrize("name", [CONTEXTS, RESPONSES])
 @pytest.mark.parametrize(("size", "by"), [(16, "samples"), (300, "tokens")])
 def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
     run = begin(prepared)
-    columns = load_streams(run, setup.model_of(run))[0][name]
+    columns = load_streams(run, setup.build_run_model(run))[0][name]
     spoken_by = "context" if name == CONTEXTS else "response"
     ranks = [list(Stream(columns, size=size, by=by, rank=r, world_size=2).epoch(1)) for r in (0, 1)]
     seen = []
@@ -379,7 +379,7 @@ def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
 
 def test_valid_is_looked_at_with_paired_samples_alone(home, prepared):  # noqa: ARG001
     run = begin(prepared)
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     _, valid = load_streams(run, model)
     [stage] = model.variant.stages()
     asked = []

@@ -250,13 +250,13 @@ def test_the_job_trains_what_can_be_trained():
 def test_deepspeed_takes_the_settings(scale):
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    more = engine.read_settings(scale)
-    stage = more[engine.ZERO]["stage"]
+    extra = engine.read_deepspeed_settings(scale)
+    stage = extra[engine.ZERO]["stage"]
     training = settings.TrainingConfig(gradient_clipping=2.0, accumulation=3)
-    made = DeepSpeedConfig(engine.settings(training, zero=stage, more=more))
+    made = DeepSpeedConfig(engine.deepspeed_settings(training, zero=stage, extra=extra))
     assert made.zero_config.stage == stage
     assert (made.gradient_clipping, made.gradient_accumulation_steps) == (2.0, 3)
-    for key, value in more[engine.ZERO].items():
+    for key, value in extra[engine.ZERO].items():
         if not isinstance(value, dict):
             assert getattr(made.zero_config, key) == value
 
@@ -280,7 +280,10 @@ def test_spread_and_offloaded_weights_learn_the_same(prepared):
     for scale, stage in (("one-gpu-offload", 2), ("many-nodes", 3)):
         run, found = trained(prepared, scale, overrides={"deepspeed": scale})
         assert run.zero == stage
-        assert engine.kept_settings(run.folder)[engine.ZERO]["offload_optimizer"]["device"] == "cpu"
+        assert (
+            engine.load_deepspeed_settings(run.folder)[engine.ZERO]["offload_optimizer"]["device"]
+            == "cpu"
+        )
         assert found == pytest.approx(expected, rel=1e-4)
 
 

@@ -476,7 +476,7 @@ def test_a_run_keeps_valence_and_arousal(unmarked, tmp_path):
     overrides = {"valence_arousal": str(tmp_path / "vad.txt")}
     run = setup.new_run(name, data=str(unmarked), preset="tiny", overrides=overrides)
     assert not run.notice
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     numbers = model.vocabulary.numbers
     intensity = model.variant.data_info.intensity
     assert intensity[numbers["text"]].item() == pytest.approx(1.2)

@@ -64,7 +64,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path, tiny_encoder):
 def test_a_run_learns_subwords_of_its_corpus(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     run = setup.new_run("meed2", data=str(prepared), preset="tiny", name="pieces")
-    model = setup.model_of(run)
+    model = setup.build_run_model(run)
     assert isinstance(model.vocabulary, Subwords)
     assert len(model.vocabulary) == 600
     columns = model.columns(read_samples(prepared, "valid").head(3))
@@ -187,7 +187,7 @@ def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
     assert "labeller=RUN" in alone.notice
     assert not oracle.notice
     folder = tmp_path / "moved"
-    save_model(setup.model_of(oracle), folder)
+    save_model(setup.build_run_model(oracle), folder)
     [answer] = Responder(folder).respond([["I lost my keys .", "Oh no !", "Yes ."]])
     labels = answer.explanation.word_labels
     assert set(labels) <= set(LABELS)

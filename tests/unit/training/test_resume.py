@@ -71,6 +71,6 @@ def test_the_same_run_to_begin_with_may_be_named(call):
         command = ("train", "dummy", "--preset", "tiny", "--name", name)
         spoken(call(*command, "--init", init, "--json"))
         run = find_run(name)
-        save_model(setup.model_of(run), run.model)
+        save_model(setup.build_run_model(run), run.model)
         for again in ((), ("--init", init)):
             spoken(call(*command, "--resume", *again, "--json"))

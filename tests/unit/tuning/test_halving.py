@@ -127,8 +127,8 @@ class Trainer:
         for look in range(done + 1, min(task.rung, LOOKS) + 1):
             file.add(look, {self.metric: value})
             self.looks += 1
-            standing = checkpoints.Standing(total=look, best_metrics={self.metric: value})
-            checkpoints.write(
+            standing = checkpoints.TrainState(total=look, best_metrics={self.metric: value})
+            checkpoints.write_checkpoint(
                 run.checkpoints, standing, first=True, barrier=lambda: None,
                 save_engines=lambda path: path.mkdir(),
                 save_weights=lambda path: path.write_bytes(b""),
@@ -290,8 +290,8 @@ def test_several_workers_are_followed_as_far_as_their_checkpoints(home):
     rounds = iter([True, False])
 
     def write(_):
-        checkpoints.write(
-            run.checkpoints, checkpoints.Standing(total=5), first=True, barrier=lambda: None,
+        checkpoints.write_checkpoint(
+            run.checkpoints, checkpoints.TrainState(total=5), first=True, barrier=lambda: None,
             save_engines=lambda path: path.mkdir(),
             save_weights=lambda path: path.write_bytes(b""),
         )  # fmt: skip
@@ -326,8 +326,8 @@ def test_looks_at_what_all_trials_share_do_not_count(home, monkeypatch):
     teller(10, {"valid_perplexity": 9.0}, over=False)  # the critics' stage has not ended yet
     ended = run.model_after("critics")
     ended.mkdir()
-    standing = dataclasses.asdict(checkpoints.Standing(stage=2, total=10))
-    (ended / checkpoints.STANDING).write_text(json.dumps(standing))
+    standing = dataclasses.asdict(checkpoints.TrainState(stage=2, total=10))
+    (ended / checkpoints.TRAIN_STATE).write_text(json.dumps(standing))
     teller(10, {"valid_perplexity": 9.0}, over=False)
     with pytest.raises(RungError):
         teller(20, {"valid_perplexity": 8.0}, over=False)

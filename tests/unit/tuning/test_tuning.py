@@ -247,7 +247,7 @@ def test_seeds_together_are_their_mean_and_the_worst_end():
 
 
 def write_checkpoint(folder, standing):
-    checkpoints.write(
+    checkpoints.write_checkpoint(
         folder, standing, first=True, barrier=lambda: None,
         save_engines=lambda path: path.mkdir(parents=True),
         save_weights=lambda path: path.write_bytes(b"weights of %d" % standing.total),
@@ -256,21 +256,21 @@ def write_checkpoint(folder, standing):
 
 def test_a_member_takes_over_anothers_checkpoint(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
-    standing = checkpoints.Standing(
+    standing = checkpoints.TrainState(
         step=40, total=40, best=1.0, best_step=20, best_metrics={"valid_loss": 1.0},
         stage_over=True,
     )  # fmt: skip
     write_checkpoint(one, standing)
-    write_checkpoint(other, checkpoints.Standing(step=60, total=60))
+    write_checkpoint(other, checkpoints.TrainState(step=60, total=60))
     [given] = checkpoint_folders(one)
     assert not checkpoints.is_same(given, checkpoint_folders(other)[-1])
-    checkpoints.adopt(given, other)
+    checkpoints.adopt_checkpoint(given, other)
     problems = []
-    taken = checkpoints.last_good(other, problems.append)
+    taken = checkpoints.find_valid(other, problems.append)
     assert not problems
     assert [path.name for path in other.iterdir()] == ["00000040"]
     assert (taken / checkpoints.WEIGHTS).read_bytes() == b"weights of 40"
-    now = checkpoints.standing_of(taken)
+    now = checkpoints.read_state(taken)
     assert (now.total, now.best, now.best_metrics, now.stage_over) == (40, None, {}, False)
 
 
