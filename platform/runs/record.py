@@ -21,11 +21,19 @@ from typing import Any, Literal
 
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.core.home import home
+from attune.platform.core.records import (
+    FORMAT_KEY,
+    FormatVersionError,
+    check_format,
+    report_skipped,
+)
 
 RUN_RECORD, METRICS_FILE, STOP_FILE = "run.json", "metrics.jsonl", "stop"
 ALIASES = "aliases.json"
 """In `ATTUNE_HOME`: who is champion and who candidate, as the registry said when last asked."""
 LATEST = "latest"
+RUN_FORMAT = 1
+"""The format version of run.json; a change that older code cannot read increases it."""
 
 Status = Literal["running", "finished", "stopped", "failed"]
 
@@ -116,7 +124,8 @@ class Run:
     def write(self) -> None:
         """Write run.json, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = {k: v for k, v in dataclasses.asdict(self).items() if k != "folder"}
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if k != "folder"}
+        content = {FORMAT_KEY: RUN_FORMAT, **fields}
         new = self.folder / f"{RUN_RECORD}.{os.getpid()}"
         new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         new.replace(self.folder / RUN_RECORD)
@@ -133,26 +142,37 @@ def runs_folder() -> Path:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder."""
+    """Read the run in a folder."""
     path = folder / RUN_RECORD
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            check_format(path, content, RUN_FORMAT, "train the run again")
+            content.pop(FORMAT_KEY)
         return Run(folder=folder.absolute(), **content)
     except FileNotFoundError:
         raise UsageError(f"'{folder}' is not a run ({RUN_RECORD} is missing)") from None
+    except FormatVersionError:
+        raise
     except (ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
 
 
 def all_runs(report: Callable[[str], None] = lambda _: None) -> Iterator[Run]:
-    """Every run, oldest first; what cannot be read is reported and passed over."""
-    found = []
+    """Iterate over the runs, oldest first.
+
+    Damaged records are passed to `report`; records of another format version are skipped with one
+    line on stderr.
+    """
+    runs = []
     for path in runs_folder().glob(f"*/{RUN_RECORD}"):
         try:
-            found.append(read_run(path.parent))
+            runs.append(read_run(path.parent))
+        except FormatVersionError as error:
+            report_skipped(error)
         except DataError as error:
             report(str(error))
-    yield from sorted(found, key=lambda run: (run.created, run.name))
+    yield from sorted(runs, key=lambda run: (run.created, run.name))
 
 
 def find_run(text: str) -> Run:

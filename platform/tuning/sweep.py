@@ -27,6 +27,12 @@ import numpy as np
 from attune.models.base import DialogueVariant
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.core.home import home
+from attune.platform.core.records import (
+    FORMAT_KEY,
+    FormatVersionError,
+    check_format,
+    report_skipped,
+)
 from attune.platform.core.settings import find_variant
 from attune.platform.runs.record import RUN_RECORD, Run, Status, read_run, runs_folder
 from attune.platform.tuning import halving, spaces
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 RECORD, STUDY, STOP = "sweep.json", "study.log", "stop"
+SWEEP_FORMAT = 1
+"""The format version of sweep.json; a change that older code cannot read increases it."""
 Ended = Literal["finished", "stopped early", "diverged", "failed"]
 """How a trial ended; one without waits for others or was interrupted, and may go on."""
 AT_THE_END = ("bleu", "distinct_1", "distinct_2", "different_answers", "perplexity_sample_mean")
@@ -139,7 +147,7 @@ class Sweep:
         """Write sweep.json, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         names = [each.name for each in dataclasses.fields(self) if each.name != "folder"]
-        content = {name: getattr(self, name) for name in names}
+        content = {FORMAT_KEY: SWEEP_FORMAT} | {name: getattr(self, name) for name in names}
         new = self.folder / f".{RECORD}.{os.getpid()}"
         new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         new.replace(self.folder / RECORD)
@@ -382,15 +390,26 @@ def read(folder: Path) -> Sweep:
     path = folder / RECORD
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            check_format(path, content, SWEEP_FORMAT, "start the sweep again")
+            content.pop(FORMAT_KEY)
         return Sweep(**{**content, "folder": folder, "metrics": tuple(content["metrics"])})
+    except FormatVersionError:
+        raise
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
 
 
 def all_sweeps() -> Iterator[Sweep]:
-    """Every sweep, oldest first."""
-    found = [read(path.parent) for path in folder_of_sweeps().glob(f"*/{RECORD}")]
-    yield from sorted(found, key=lambda sweep: (sweep.created, sweep.name))
+    """Iterate over the sweeps, oldest first; those of another format version are skipped with one
+    line on stderr."""
+    sweeps = []
+    for path in folder_of_sweeps().glob(f"*/{RECORD}"):
+        try:
+            sweeps.append(read(path.parent))
+        except FormatVersionError as error:
+            report_skipped(error)
+    yield from sorted(sweeps, key=lambda sweep: (sweep.created, sweep.name))
 
 
 def find(name: str) -> Sweep:
