@@ -88,8 +88,10 @@ def training_progress(
             stages = ", ".join(f"{stage} {count:,}" for stage, count in steps.items())
             screen.print(f"{before[name]}steps at most: {stages}", markup=False)
         elif any(key.startswith("valid_") for key in line["metrics"]):
-            found = "  ".join(f"{key[6:]} {v:.4g}" for key, v in line["metrics"].items())
-            screen.print(f"{before[name]}step {line['step']:>7,}  valid: {found}", markup=False)
+            metrics_text = "  ".join(f"{key[6:]} {v:.4g}" for key, v in line["metrics"].items())
+            screen.print(
+                f"{before[name]}step {line['step']:>7,}  valid: {metrics_text}", markup=False
+            )
         else:
             metrics = line["metrics"]
             hidden = ("samples_per_second", "learning_rate", "stage")

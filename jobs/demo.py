@@ -10,7 +10,7 @@ from rich.console import Console
 
 from attune.jobs.console import Json, console, print_json, training_progress
 from attune.jobs.evaluate import evaluate_and_log
-from attune.jobs.tables import shown, table
+from attune.jobs.tables import format_metric, table
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -111,7 +111,7 @@ def _show(screen: Console, found: "list[tuple[Run, dict[str, Any]]]") -> None:
     )  # fmt: skip
     made.columns[0].no_wrap = True
     for run, result in found:
-        values = [shown(name, result["metrics"][name]) for name in COLUMNS]
+        values = [format_metric(name, result["metrics"][name]) for name in COLUMNS]
         made.add_row(run.name, f"{run.result['seconds'] / 60:.1f}", *values)
     screen.print(made)
     names_of_runs = shlex.join(run.name for run, _ in found)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from attune.jobs import options
 from attune.jobs.console import Json, console, evaluation_progress, print_json
-from attune.jobs.tables import shown, table
+from attune.jobs.tables import format_metric, table
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:  # torch and polars take seconds to import, which `--help` should not
@@ -192,10 +192,10 @@ def _show(screen: Console, result: dict[str, Any], published: Mapping[str, list[
     rendered = table("", *columns, numbers=("value",))
     for metric, value in result["metrics"].items():
         printed = ", ".join(
-            f"{shown(metric, each.value)} ({each.paper}, {each.source})"
+            f"{format_metric(metric, each.value)} ({each.paper}, {each.source})"
             for each in published.get(metric, ())
         )
-        row = (metric.replace("_", " "), shown(metric, value), printed)
+        row = (metric.replace("_", " "), format_metric(metric, value), printed)
         rendered.add_row(*row[: len(columns)])
     screen.print(rendered)
     notes = {each.note for figures in published.values() for each in figures if each.note}

@@ -56,15 +56,15 @@ _LEAST = {"max_tokens": 1, "beams": 1, "top_k": 1, "block_ngrams": 0}
 
 def parse_overrides(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
     """`key=value` as typed after an option; of a key given twice the last counts."""
-    found = {}
+    overrides = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise UsageError(
                 f"{option} {text}: write it as KEY=VALUE, without blanks around the '='"
             )
-        found[key.strip()] = value.strip()
-    return found
+        overrides[key.strip()] = value.strip()
+    return overrides
 
 
 def minutes(value: float | None) -> float | None:
@@ -96,25 +96,25 @@ def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     method = decode or settings.get("method") or Decoding.method
     if method not in methods:
         raise UsageError(unknown_choice("way of decoding", method, methods))
-    made: Decoding = apply_overrides(Decoding(), {**settings, "method": method})
+    chosen: Decoding = apply_overrides(Decoding(), {**settings, "method": method})
     for key, least in _LEAST.items():
-        if getattr(made, key) < least:
-            raise UsageError(f"{key}={getattr(made, key)}: at least {least} is expected")
-    if not 0 < made.top_p <= 1:
-        raise UsageError(f"top_p={made.top_p}: more than 0 and at most 1 is expected")
-    if not 0 < made.temperature < math.inf:
-        raise UsageError(f"temperature={made.temperature}: more than 0 is expected")
-    return made
+        if getattr(chosen, key) < least:
+            raise UsageError(f"{key}={getattr(chosen, key)}: at least {least} is expected")
+    if not 0 < chosen.top_p <= 1:
+        raise UsageError(f"top_p={chosen.top_p}: more than 0 and at most 1 is expected")
+    if not 0 < chosen.temperature < math.inf:
+        raise UsageError(f"temperature={chosen.temperature}: more than 0 is expected")
+    return chosen
 
 
 def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
     """What follows `--control`, which each of the runs must know."""
     from attune.platform.serving.responder import check_controls, controls_of
 
-    found = parse_overrides(texts, "--control")
+    chosen = parse_overrides(texts, "--control")
     for run in runs:
-        check_controls(run.variant, controls_of(run), found)
-    return found
+        check_controls(run.variant, controls_of(run), chosen)
+    return chosen
 
 
 def trained_run(text: str) -> "Run":

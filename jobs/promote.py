@@ -9,7 +9,7 @@ from rich.markup import escape
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.evaluate import evaluate_and_log
-from attune.jobs.tables import shown, table
+from attune.jobs.tables import format_metric, table
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:  # torch and MLflow take seconds, which `--help` should not
@@ -80,12 +80,14 @@ def _evaluated(run: "Run", split: str) -> None:
 
 
 def _show(screen: Console, decision: "Decision") -> None:
-    made = table("", "run", "", decision.metric.replace("_", " "), numbers=(decision.metric,))
+    rendered = table("", "run", "", decision.metric.replace("_", " "), numbers=(decision.metric,))
     before = decision.champion
     roles = ("champion", "until now") if decision.promoted else ("candidate", "champion")
     for judged, role in zip((decision.candidate, before), roles, strict=True):
         if judged is not None:
-            made.add_row(escape(judged.name), role, shown(decision.metric, judged.value))
-    screen.print(made)
+            rendered.add_row(
+                escape(judged.name), role, format_metric(decision.metric, judged.value)
+            )
+    screen.print(rendered)
     done = "promoted" if decision.promoted else "not promoted"
     screen.print(f"{done}: {decision.reason}", markup=False)

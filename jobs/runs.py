@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
-from attune.jobs.tables import shown, table
+from attune.jobs.tables import format_metric, table
 from attune.platform.runs.record import all_runs, read_aliases, runs_folder
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _table(found: list["Run"]) -> Table:
     short = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
     made = table("", "name", "variant", "data", "seed", "status", *short, numbers=("seed", *short))
     for run in described:
-        values = [shown(name, run["metrics"].get(name)) for name in metrics]
+        values = [format_metric(name, run["metrics"].get(name)) for name in metrics]
         if run["alias"]:
             run["name"] = f"{run['name']} ({run['alias']})"
         named = (escape(str(run[key])) for key in ("name", "variant", "data", "seed", "status"))

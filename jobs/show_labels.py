@@ -8,7 +8,7 @@ import typer
 from attune.jobs import options
 from attune.jobs.console import Json, console, evaluation_progress, print_json, progress
 from attune.jobs.show import app
-from attune.jobs.tables import shown, table
+from attune.jobs.tables import format_metric, table
 from attune.platform.core.errors import UsageError, unknown_choice
 
 __all__ = ["app"]
@@ -72,7 +72,9 @@ def transfer(
     columns = [name for name in TRANSFERRED if name in rows[0]]
     rendered = table("", "run", "data", *columns, numbers=tuple(columns))
     for row in rows:
-        rendered.add_row(row["run"], row["data"], *(shown(name, row[name]) for name in columns))
+        rendered.add_row(
+            row["run"], row["data"], *(format_metric(name, row[name]) for name in columns)
+        )
     console(as_json).print(rendered)
     if as_json:
         print_json({"split": split, "rows": rows})
@@ -160,19 +162,21 @@ def control(
     samples = draw_samples(run, split, count, seed)
     with progress("answers") as bar:
         task = bar.add_task(run.name, total=(1 + len(asked)) * samples.height)
-        found = controllability(
+        shares = controllability(
             load_model(run.model), samples, asked, decoding, lambda done: bar.advance(task, done)
         )
     rendered = table(
         "", "label", "asked for", "not asked for", numbers=("asked for", "not asked for")
     )
-    for each in found:
+    for each in shares:
         rendered.add_row(each.label, f"{each.asked:.1%}", f"{each.unasked:.1%}")
     mean = {
-        kind: sum(getattr(each, kind) for each in found) / len(found)
+        kind: sum(getattr(each, kind) for each in shares) / len(shares)
         for kind in ("asked", "unasked")
     }
     rendered.add_row("mean", f"{mean['asked']:.1%}", f"{mean['unasked']:.1%}")
     console(as_json).print(rendered)
     if as_json:
-        print_json({"contexts": samples.height, "labels": [asdict(e) for e in found], "mean": mean})
+        print_json(
+            {"contexts": samples.height, "labels": [asdict(e) for e in shares], "mean": mean}
+        )

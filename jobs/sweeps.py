@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, training_progress
-from attune.jobs.tables import shown, table
+from attune.jobs.tables import format_metric, table
 from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def list_sweeps(as_json: Json = False) -> None:
                "variants": list(each.spaces), "metrics": list(each.metrics)}  # fmt: skip
         described.append(one)
         metric = each.metrics[0]
-        best = shown(metric, one["best"]["metrics"].get(metric)) if one["best"] else "-"
+        best = format_metric(metric, one["best"]["metrics"].get(metric)) if one["best"] else "-"
         made.add_row(
             each.name, ", ".join(each.spaces), one["status"], str(one["trials"]), metric, best
         )
@@ -251,7 +251,7 @@ def _show_trials(screen: Console, found: "Sweep") -> None:
     made = table("", "trial", *of, *keys, *names, "ended", numbers=("trial", *keys, *names))
     for row in frame.head(SHOWN_TRIALS).iter_rows(named=True):
         values = (_value(row.get(key)) for key in keys)
-        numbers = (shown(name, row[name]) for name in metrics)
+        numbers = (format_metric(name, row[name]) for name in metrics)
         made.add_row(str(row["trial"]), *(row[key] for key in of), *values, *numbers, row["ended"])
     screen.print(made)
     if frame.height > SHOWN_TRIALS:

@@ -10,13 +10,15 @@ _FRACTIONS = (
 
 def table(title: str = "", *columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """An airy table; the columns named in `numbers` stand to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    rendered = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
     for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left")
-    return made
+        rendered.add_column(column, justify="right" if column in numbers else "left")
+    return rendered
 
 
-def shown(metric: str, value: float | None) -> str:
+def format_metric(metric: str, value: float | None) -> str:
     """A metric's value with its unit, `-` where it does not apply."""
     if value is None:
         return "-"

@@ -34,18 +34,18 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     attune(home, "data", "turns", "--source", str(_known(dialogues, home)), "--out", str(turns))
     lines = [line for text in dialogues["context"].explode() for line in sentences(text)]
     films = _films(lines, home / "films")
-    found: dict[str, list[dict[str, Any]]] = {str(workers): [] for workers in WORKERS}
+    results: dict[str, list[dict[str, Any]]] = {str(workers): [] for workers in WORKERS}
     for turn in range(TURNS):
         for workers in WORKERS:
             out = home / f"{turn}-{workers}"
-            told = attune(
+            result = attune(
                 home, "data", "curate", "--source", str(films), "--turns", str(turns),
                 "--workers", str(workers), "--out", str(out),
             )  # fmt: skip
-            found[str(workers)].append(told)
-    hashes = {each["hash"] for runs in found.values() for each in runs}
+            results[str(workers)].append(result)
+    hashes = {each["hash"] for runs in results.values() for each in runs}
     assert len(hashes) == 1, "the same bytes"
-    return {workers: [each["speed"] for each in runs] for workers, runs in found.items()}
+    return {workers: [each["speed"] for each in runs] for workers, runs in results.items()}
 
 
 def _known(dialogues: pl.DataFrame, folder: Path) -> Path:
@@ -55,11 +55,11 @@ def _known(dialogues: pl.DataFrame, folder: Path) -> Path:
         for name, texts, response in dialogues.select(
             "conversation_id", "context", "response"
         ).iter_rows():
-            said = [
+            turns = [
                 {"role": role, "speaker": role, "text": text}
                 for role, text in zip(cycle((SPEAKER, LISTENER)), [*texts, response], strict=False)
             ]
-            file.write(json.dumps({"id": name, "utterances": said}) + "\n")
+            file.write(json.dumps({"id": name, "utterances": turns}) + "\n")
     return path
 
 
@@ -87,18 +87,18 @@ def _shown(seconds: float) -> str:
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d},{hundredths:02d}0"
 
 
-def show(screen: Console, found: dict[str, Any]) -> None:
+def show(screen: Console, results: dict[str, Any]) -> None:
     """As people read it."""
     speeds = {
         workers: statistics.median(each["lines_per_second"] for each in turns)
-        for workers, turns in found.items()
+        for workers, turns in results.items()
     }
     ratios = [
         two["lines_per_second"] / one["lines_per_second"]
-        for one, two in zip(*found.values(), strict=True)
+        for one, two in zip(*results.values(), strict=True)
     ]
     core = statistics.median(
-        each["lines_per_second_per_core"] for turns in found.values() for each in turns
+        each["lines_per_second_per_core"] for turns in results.values() for each in turns
     )
     screen.print(
         f"\ncurating {FILES * LINES:,} lines: "

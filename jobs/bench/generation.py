@@ -52,22 +52,22 @@ def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
     def contexts(count: int) -> Columns:
         return encode(samples.head(count), model.vocabulary, layout=model.layout)
 
-    found = {
-        "greedy": _compared(variant, contexts, Decoding(), _greedy),
-        "beam": _compared(variant, contexts, Decoding(method="beam"), _beams),
+    rows = {
+        "greedy": _compare(variant, contexts, Decoding(), _greedy),
+        "beam": _compare(variant, contexts, Decoding(method="beam"), _beams),
     }
-    slow = found["greedy"]["reference_answers_per_second"]
-    for row in found.values():
+    slow = rows["greedy"]["reference_answers_per_second"]
+    for row in rows.values():
         row["ratio_to_greedy_reference"] = row["answers_per_second"] / slow
-    return found
+    return rows
 
 
-def show(screen: Console, found: dict[str, Any]) -> None:
+def show(screen: Console, rows: dict[str, Any]) -> None:
     """As people read it."""
     names = ("answers/s", "reference", "ratio", "to the greedy reference", "tokens an answer")
-    made = table("\ngenerating test answers", "", *names, numbers=names)
-    for method, row in found.items():
-        made.add_row(
+    rendered = table("\ngenerating test answers", "", *names, numbers=names)
+    for method, row in rows.items():
+        rendered.add_row(
             method,
             f"{row['answers_per_second']:.1f}",
             f"{row['reference_answers_per_second']:.2f}",
@@ -75,19 +75,19 @@ def show(screen: Console, found: dict[str, Any]) -> None:
             f"{row['ratio_to_greedy_reference']:.0f}",
             f"{row['tokens']:.1f}",
         )
-    screen.print(made)
+    screen.print(rendered)
 
 
 def _trained(data: Path, home: Path) -> Path:
-    told = attune(
+    result = attune(
         home, "train", "multi-trs", "--preset", "paper",
         "--data", str(data), "--max-steps", str(TRAINED_STEPS),
         "--set", "evaluate_every=1000000", "--set", "warmup_steps=100",
     )  # fmt: skip
-    return Path(told["checkpoint"])
+    return Path(result["checkpoint"])
 
 
-def _compared(
+def _compare(
     variant: Transformer, contexts: Callable[[int], Columns], decoding: Decoding, slow: Slow
 ) -> dict[str, float]:
     few, many = contexts(REFERENCE_ANSWERS), contexts(OUR_ANSWERS[decoding.method])
@@ -117,14 +117,14 @@ def _one_by_one(
 
 
 def _distributions(
-    variant: Transformer, said: list[list[int]], source: Tensor, mask: Tensor
+    variant: Transformer, prefixes: list[list[int]], source: Tensor, mask: Tensor
 ) -> Tensor:
     """(N, V) log-probabilities of what comes after N prefixes, by decoding all of them again."""
     [words] = variant.embedding(
-        torch.tensor([[variant.data_info.specials["<sos>"], *prefix] for prefix in said])
+        torch.tensor([[variant.data_info.specials["<sos>"], *prefix] for prefix in prefixes])
     )
     embedded = words + variant.positions(words.shape[1])
-    hidden = variant.decoder(embedded, source.expand(len(said), -1, -1), mask)
+    hidden = variant.decoder(embedded, source.expand(len(prefixes), -1, -1), mask)
     output = variant.output
     logits = F.linear(output.reduce(hidden), output.weight, output.bias)
     everywhere = logits.log_softmax(dim=-1)  # (N, T, V)
@@ -134,36 +134,38 @@ def _distributions(
 
 
 def _greedy(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
-    said: list[int] = []
+    answer: list[int] = []
     for _ in range(PAPERS_STEPS):
-        said.append(int(_distributions(variant, [said], source, mask)[0].argmax()))
-    return _until_the_end(variant, said)[: decoding.max_tokens]
+        answer.append(int(_distributions(variant, [answer], source, mask)[0].argmax()))
+    return _truncate_at_eos(variant, answer)[: decoding.max_tokens]
 
 
 def _beams(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
     """The search of `models/decoding.py`, in lists."""
     end = variant.data_info.specials["<eos>"]
-    going: list[tuple[float, list[int]]] = [(0.0, [])]
-    ended: list[tuple[float, list[int]]] = []
+    open_beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished_beams: list[tuple[float, list[int]]] = []
     for _ in range(decoding.max_tokens):
-        following = _distributions(variant, [said for _, said in going], source, mask)
-        values, tokens = following.topk(decoding.beams)
-        found = [
-            (score + value, [*said, token])
-            for row, (score, said) in enumerate(going)
+        log_probs = _distributions(variant, [prefix for _, prefix in open_beams], source, mask)
+        values, tokens = log_probs.topk(decoding.beams)
+        candidates = [
+            (score + value, [*prefix, token])
+            for row, (score, prefix) in enumerate(open_beams)
             for value, token in zip(values[row].tolist(), tokens[row].tolist(), strict=True)
         ]
-        best = sorted(found, key=lambda one: -one[0])[: decoding.beams]
-        for score, said in best:
-            if said[-1] == end:
-                ended.append((score / len(said) ** decoding.length_penalty, said[:-1]))
-        going = [one for one in best if one[1][-1] != end]
-        if len(ended) >= decoding.beams or not going:
-            return max(ended, key=lambda one: one[0])[1]
-    ended += [(score / len(said) ** decoding.length_penalty, said) for score, said in going]
-    return max(ended, key=lambda one: one[0])[1]
+        best = sorted(candidates, key=lambda one: -one[0])[: decoding.beams]
+        for score, prefix in best:
+            if prefix[-1] == end:
+                finished_beams.append((score / len(prefix) ** decoding.length_penalty, prefix[:-1]))
+        open_beams = [one for one in best if one[1][-1] != end]
+        if len(finished_beams) >= decoding.beams or not open_beams:
+            return max(finished_beams, key=lambda one: one[0])[1]
+    finished_beams += [
+        (score / len(prefix) ** decoding.length_penalty, prefix) for score, prefix in open_beams
+    ]
+    return max(finished_beams, key=lambda one: one[0])[1]
 
 
-def _until_the_end(variant: Transformer, said: list[int]) -> list[int]:
+def _truncate_at_eos(variant: Transformer, token_ids: list[int]) -> list[int]:
     end = variant.data_info.specials["<eos>"]
-    return said[: said.index(end)] if end in said else said
+    return token_ids[: token_ids.index(end)] if end in token_ids else token_ids

@@ -62,8 +62,8 @@ def _tokenizing(samples: pl.DataFrame) -> dict[str, float]:
 
     tokenize(pl.Series(["Warm up. It's done."]))
     reference_seconds, theirs = timed(reference)
-    our_seconds, made = timed(ours)
-    assert made == [tokens for prefix in theirs for tokens in prefix], "the same tokens"
+    our_seconds, our_tokens = timed(ours)
+    assert our_tokens == [tokens for prefix in theirs for tokens in prefix], "the same tokens"
     return {
         "tokenize_samples_per_second": some.height / our_seconds,
         "tokenize_reference_samples_per_second": some.height / reference_seconds,
@@ -166,28 +166,31 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - started, result
 
 
-def show(screen: Console, found: dict[str, Any]) -> None:
+def show(screen: Console, measurements: dict[str, Any]) -> None:
     """As people read it."""
     names = ("Attune", "reference", "ratio")
-    made = table("\npreparing", "", *names, numbers=names)
-    made.add_row(
+    rendered = table("\npreparing", "", *names, numbers=names)
+    rendered.add_row(
         "tokenising, samples/s",
-        f"{found['tokenize_samples_per_second']:,.0f}",
-        f"{found['tokenize_reference_samples_per_second']:,.0f}",
-        f"{found['tokenize_ratio']:.1f}",
+        f"{measurements['tokenize_samples_per_second']:,.0f}",
+        f"{measurements['tokenize_reference_samples_per_second']:,.0f}",
+        f"{measurements['tokenize_ratio']:.1f}",
     )
-    seconds, ratio = found["epoch_of_batches_seconds"], found["epoch_of_batches_ratio"]
-    made.add_row(
+    seconds, ratio = (
+        measurements["epoch_of_batches_seconds"],
+        measurements["epoch_of_batches_ratio"],
+    )
+    rendered.add_row(
         "an epoch of batches, s", f"{seconds:.2f}", f"{seconds * ratio:.2f}", f"{ratio:.1f}"
     )
     for name in SEQUENCES:
-        ours = found["real_tokens"][name]
-        theirs = found["real_tokens_of_random_batches"][name]
-        made.add_row(
+        ours = measurements["real_tokens"][name]
+        theirs = measurements["real_tokens_of_random_batches"][name]
+        rendered.add_row(
             f"real tokens of {name}s", f"{ours:.1%}", f"{theirs:.1%}", f"{ours / theirs:.2f}"
         )
-    screen.print(made)
-    for row in found["growth"]:
+    screen.print(rendered)
+    for row in measurements["growth"]:
         screen.print(
             f"{row['times']} x the corpus prepared: {row['seconds']:.1f} s, "
             f"at most {row['peak_memory_mb']:,.0f} MB"
