@@ -1,4 +1,4 @@
-"""The bundled corpus, prepared once, models small enough for seconds, and the command line."""
+"""Fixtures for all tests: the prepared bundled corpus, tiny models, and the command line."""
 
 import os
 import signal
@@ -27,19 +27,19 @@ from tests.encoders import write_tiny_encoder
 from tests.golden.preparation import prepare_corpus
 from tests.runs import write_run
 
-# One thread: the same sums whatever the machine, and no fight for cores with Ray's processes, which
-# makes OpenMP ten times slower.
+# One thread: sums do not depend on the machine, and OpenMP does not compete for cores with Ray's
+# processes, which makes it ten times slower.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
-# Ray's workers give way to everything else, and so to the tests beside them, which wait for nobody.
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - it is spelled so
-# Nobody takes this machine away: one process less for each training.
+# By default Ray's workers have a low priority and would starve beside other tests.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's spelling
+# This machine is not preemptible: one process less for each training.
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 
 
 @pytest.fixture(autouse=True)
-def seeded():
-    """Weights and draws are those of the test alone, not of whatever ran before it."""
+def seed():
+    """Make weights and random draws of a test independent of the tests before it."""
     torch.manual_seed(0)
 
 
@@ -65,30 +65,35 @@ def vocabulary(prepared):
 
 @pytest.fixture(scope="session")
 def tiny_encoder(vocabulary, tmp_path_factory):
-    """The folder of an encoder that has learned nothing and reads whole words."""
+    """The folder of an untrained encoder with a tokenizer of whole words."""
     folder = tmp_path_factory.mktemp("encoder")
     write_tiny_encoder(folder, vocabulary.tokens)
     return folder
 
 
 @pytest.fixture(scope="session")
-def encoded(vocabulary, tiny_encoder):
-    """Samples as numbers, with everything that any variant reads."""
-    find = EmotionWords(bundled.lexicon()).find
+def encode_samples(vocabulary, tiny_encoder):
+    """A function that encodes samples with every column that any variant reads."""
+    emotion_words = EmotionWords(bundled.lexicon()).find
     encoder = encoders.load(str(tiny_encoder))
 
-    def numbers(samples):
-        own = encode(
-            samples, vocabulary, emotions=EMOTIONS, emotion_words=find, causes=True, labels=True
+    def encode_all(samples):
+        columns = encode(
+            samples,
+            vocabulary,
+            emotions=EMOTIONS,
+            emotion_words=emotion_words,
+            causes=True,
+            labels=True,
         )
-        return {**own, **read_by(encoder, samples), **subwords_of(encoder, samples)}
+        return {**columns, **read_by(encoder, samples), **subwords_of(encoder, samples)}
 
-    return numbers
+    return encode_all
 
 
 @pytest.fixture(scope="session")
-def columns(prepared, encoded):
-    return encoded(read_samples(prepared, "train"))
+def columns(prepared, encode_samples):
+    return encode_samples(read_samples(prepared, "train"))
 
 
 @pytest.fixture(scope="session")
@@ -97,65 +102,69 @@ def test_samples(prepared):
 
 
 @pytest.fixture(scope="session")
-def test_columns(test_samples, encoded):
-    return encoded(test_samples)
+def test_columns(test_samples, encode_samples):
+    return encode_samples(test_samples)
 
 
 @pytest.fixture(scope="session")
 def batch(columns):
-    """Twelve samples, of different lengths as no bucketed batch has them; the speaker answers each,
-    which critics need."""
-    answered = np.flatnonzero(columns["next_turn"].lengths)
-    rows = answered[np.linspace(0, len(answered) - 1, 12).astype(int)]
-    few = {
+    """Twelve samples of more different lengths than a bucketed batch has.
+
+    Each has a next turn, which critics need.
+    """
+    with_next_turn = np.flatnonzero(columns["next_turn"].lengths)
+    rows = with_next_turn[np.linspace(0, len(with_next_turn) - 1, 12).astype(int)]
+    tensors = {
         name: column.padded(rows) if isinstance(column, Ragged) else torch.from_numpy(column[rows])
         for name, column in columns.items()
     }
-    return Batch(tensors=few, samples=12, tokens=float((few["response"] != 0).sum()))
+    return Batch(tensors=tensors, samples=12, tokens=float((tensors["response"] != 0).sum()))
 
 
 @pytest.fixture(scope="session")
 def build(vocabulary, tiny_encoder):
-    def make(name, preset="tiny", **overrides):
+    """A function that builds an untrained model of a variant."""
+
+    def build_variant(name, preset="tiny", **overrides):
         if setting := find_variant(name)[0].requirements.encoder:
             overrides = {setting: str(tiny_encoder), **overrides}
         config = settings.configure(name, preset, overrides)[0]
         return build_model(name, config, vocabulary, EMOTIONS, lexicon=bundled.lexicon())
 
-    return make
+    return build_variant
 
 
 @pytest.fixture
 def home_with(tmp_path, monkeypatch, prepared):
-    """Makes a home of finished runs, by name the model of each."""
+    """A function that writes a home of finished runs from their models by run name."""
 
-    def make(models):
+    def write_home(models):
         home = tmp_path / "home"
         monkeypatch.setenv("ATTUNE_HOME", str(home))
-        given = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
+        data = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
         for name, model in models.items():
-            run = write_run(home, name, model.name, data=given)
+            run = write_run(home, name, model.name, data=data)
             save_model(model, run.model)
         return home
 
-    return make
+    return write_home
 
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
-    """The whole command line, errors and exit codes too, without a process of its own."""
+    """A function that runs the command line in this process, errors and exit codes included."""
     monkeypatch.chdir(tmp_path)
     handler = signal.getsignal(signal.SIGTERM)
 
-    def called(*arguments):
+    def run_command(*arguments):
         monkeypatch.setattr(sys, "argv", ["attune", *map(str, arguments)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main()
-        shown = capsys.readouterr()
+        output = capsys.readouterr()
         return subprocess.CompletedProcess(
-            list(sys.argv), end.value.code or 0, stdout=shown.out, stderr=shown.err
+            list(sys.argv), exit_info.value.code or 0, stdout=output.out, stderr=output.err
         )
 
-    yield called
+    yield run_command
     signal.signal(signal.SIGTERM, handler)

@@ -1,7 +1,7 @@
 """The commands, options and JSON keys that scripts rely on are those that were recorded.
 
-What prints JSON is compared wherever a test reads it through `tests.commands.spoken`. Here are the
-commands that no other test runs within a process: a cluster's part in them is played by stand-ins.
+JSON output is compared wherever a test reads it through `tests.commands.json_output`. Here are the
+commands that no other test runs within a process; fakes take the place of a cluster.
 """
 
 import os
@@ -15,7 +15,7 @@ from attune.platform.services import jobs, stack
 from attune.platform.training import driver as training_driver
 from attune.platform.tuning import decoding as decoding_trials
 from attune.platform.tuning import driver as tuning_driver
-from tests.commands import spoken
+from tests.commands import json_output
 from tests.golden import interface
 from tests.runs import write_run
 from tests.sweeps import make
@@ -70,8 +70,8 @@ def test_train(call, monkeypatch):
     monkeypatch.setattr(tracking, "start_group", lambda *_: "group")
     monkeypatch.setattr(tracking, "finish_group", lambda *_: None)
     command = ("train", "dummy", "--preset", "tiny", "--json")
-    assert spoken(call(*command))["steps"] == 2
-    assert spoken(call(*command, "--seeds", "1,2"))["mean"] == {"valid_loss": 1.0}
+    assert json_output(call(*command))["steps"] == 2
+    assert json_output(call(*command, "--seeds", "1,2"))["mean"] == {"valid_loss": 1.0}
 
 
 def run_trials(sweep, _):
@@ -84,18 +84,18 @@ def run_trials(sweep, _):
 def test_sweeps(call, home, monkeypatch):
     monkeypatch.setattr(tuning_driver, "run", run_trials)
     command = ("tune", "dummy", "--space", "optimizer", "--preset", "tiny", "--samples", "4")
-    assert spoken(call(*command, "--name", "one", "--json"))["trials"] == 4
+    assert json_output(call(*command, "--name", "one", "--json"))["trials"] == 4
     two = ("mime", "--metric", "perplexity,distinct_2", "--name", "two", "--json")
-    ended = spoken(call("tune", "run", *command[1:], *two))
+    ended = json_output(call("tune", "run", *command[1:], *two))
     assert ended["front"]
     assert set(ended["best_of_each"]) == {"dummy", "mime"}
     for name in ("one", "two"):
-        assert len(spoken(call("tune", "show", name, "--json"))["table"]) == 4
-    folder = spoken(call("tune", "report", "one", "--json"))["report"]
+        assert len(json_output(call("tune", "show", name, "--json"))["table"]) == 4
+    folder = json_output(call("tune", "report", "one", "--json"))["report"]
     assert folder == str(home / "sweeps" / "one" / "report")
     with make("busy", status="running").alone():
-        assert spoken(call("tune", "stop", "busy", "--json"))["asked"]
-    assert len(spoken(call("tune", "list", "--json"))["sweeps"]) == 3
+        assert json_output(call("tune", "stop", "busy", "--json"))["asked"]
+    assert len(json_output(call("tune", "list", "--json"))["sweeps"]) == 3
 
 
 def test_a_report_over_several_seeds(call, home, monkeypatch):
@@ -118,9 +118,9 @@ def test_a_report_over_several_seeds(call, home, monkeypatch):
     monkeypatch.setattr(tuning_driver, "run", run_two_trials)
     monkeypatch.setattr(training_driver, "train_all", train_all)
     command = ("tune", "dummy", "--space", "optimizer", "--preset", "tiny", "--samples", "2")
-    spoken(call(*command, "--metric", "loss", "--name", "s", "--json"))
-    spoken(call("tune", "show", "s", "--json"))
-    summary = spoken(call("tune", "report", "s", "--seeds", "1,2", "--json"))
+    json_output(call(*command, "--metric", "loss", "--name", "s", "--json"))
+    json_output(call("tune", "show", "s", "--json"))
+    summary = json_output(call("tune", "report", "s", "--seeds", "1,2", "--json"))
     assert summary["repeated"]
     assert summary["saved"]
 
@@ -129,8 +129,8 @@ def test_sweeps_of_decoding(call, home_with, build, monkeypatch):
     home_with({"mine": build("dummy")})
     monkeypatch.setattr(decoding_trials, "run", run_trials)
     command = ("tune-decoding", "mine", "--metric", "bleu,distinct_2", "--samples", "3")
-    assert spoken(call(*command, "--name", "ways", "--json"))["trials"] == 3
-    assert spoken(call("tune", "show", "ways", "--json"))["table"]
+    assert json_output(call(*command, "--name", "ways", "--json"))["trials"] == 3
+    assert json_output(call("tune", "show", "ways", "--json"))["table"]
 
 
 @pytest.mark.usefixtures("home")
@@ -149,9 +149,9 @@ def test_the_local_stack(call, monkeypatch):
     monkeypatch.setattr(stack, "parts", lambda: parts)
     monkeypatch.setattr(stack, "up", lambda *_, **__: parts)
     monkeypatch.setattr(stack, "down", lambda _: list(parts.values()))
-    assert len(spoken(call("up", "--json"))["parts"]) == 3
-    assert spoken(call("status", "--json"))["ok"]
-    assert spoken(call("down", "--json"))["stopped"] == list(stack.PARTS)
+    assert len(json_output(call("up", "--json"))["parts"]) == 3
+    assert json_output(call("status", "--json"))["ok"]
+    assert json_output(call("down", "--json"))["stopped"] == list(stack.PARTS)
 
 
 class Jobs:
@@ -187,20 +187,22 @@ class Jobs:
 @pytest.mark.usefixtures("home")
 def test_jobs(call, monkeypatch):
     monkeypatch.setattr(jobs, "Jobs", Jobs)
-    assert "state" not in spoken(call("submit", "--json", "--", "runs"))
-    assert spoken(call("submit", "--follow", "--json", "--", "runs"))["state"] == "SUCCEEDED"
-    assert spoken(call("jobs", "list", "--json"))["jobs"]
+    assert "state" not in json_output(call("submit", "--json", "--", "runs"))
+    assert json_output(call("submit", "--follow", "--json", "--", "runs"))["state"] == "SUCCEEDED"
+    assert json_output(call("jobs", "list", "--json"))["jobs"]
     for command in ("stop", "wait"):
-        assert spoken(call("jobs", command, "job", "--json"))["id"] == "job"
+        assert json_output(call("jobs", command, "job", "--json"))["id"] == "job"
 
 
 def test_data(call):
-    assert spoken(call("data", "prepare", "--source", "bundled", "--out", "d", "--json"))["hash"]
-    assert spoken(call("data", "inspect", "d", "--json"))["samples"]
+    assert json_output(call("data", "prepare", "--source", "bundled", "--out", "d", "--json"))[
+        "hash"
+    ]
+    assert json_output(call("data", "inspect", "d", "--json"))["samples"]
 
 
 def test_settings_of_a_variant(call):
-    assert spoken(call("variants", "mime-no-mimicry", "--json"))["variants"]
+    assert json_output(call("variants", "mime-no-mimicry", "--json"))["variants"]
 
 
 def test_explanations(call, home_with, build):
@@ -208,11 +210,11 @@ def test_explanations(call, home_with, build):
     variants = [name for name, (kind, _) in all_variants().items()
                 if issubclass(kind, DialogueVariant)]  # fmt: skip
     home_with({name: build(name) for name in variants})
-    answers = spoken(call("respond", *variants, "--context", "I am sad.", *FEW, "--json"))
+    answers = json_output(call("respond", *variants, "--context", "I am sad.", *FEW, "--json"))
     assert len(answers["answers"]) == len(variants)
     context = ("--context", "I am sad today.")
-    assert spoken(call("show", "attention", "empdg", *context, "--json"))["explanation"][
+    assert json_output(call("show", "attention", "empdg", *context, "--json"))["explanation"][
         "attention"
     ]
-    judged = spoken(call("show", "critics", "empdg", "--count", "2", "--json"))
+    judged = json_output(call("show", "critics", "empdg", "--count", "2", "--json"))
     assert judged["answers"][0]["scores"]

@@ -1,4 +1,4 @@
-"""A home with runs to give to the command line."""
+"""A small prepared dataset and a home with runs for tests of commands."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.runs import write_run
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Six conversations, so that a split is answered in a moment; train is left empty."""
+    """A prepared folder of four conversations, quick to answer; train is empty."""
     folder = tmp_path_factory.mktemp("few")
     conversations = [
         {
@@ -38,10 +38,10 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch, build, data):
-    """A home with three runs: two that answer, and one that has no model yet."""
+    """A home with three runs: two with a model, and one without."""
     home = tmp_path / "home"
     monkeypatch.setenv("ATTUNE_HOME", str(home))
-    given = {"name": "few", "folder": str(data), "hash": read_manifest(data)["hash"]}
+    record = {"name": "few", "folder": str(data), "hash": read_manifest(data)["hash"]}
     for name, variant, status in (
         ("first", "dummy", "finished"),
         ("second", "multi-trs", "stopped"),
@@ -49,7 +49,7 @@ def home(tmp_path, monkeypatch, build, data):
     ):
         created = f"2026-01-01T00:00:0{len(list(home.glob('runs/*')))}"
         run = write_run(
-            home, name, variant, data=given, seed=len(name), created=created, status=status
+            home, name, variant, data=record, seed=len(name), created=created, status=status
         )
         if status != "running":
             save_model(build(variant), run.model)

@@ -14,7 +14,7 @@ from attune.platform.curation.subtitles import Line
 from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
 from attune.platform.data.prepare import prepare
 from attune.platform.services import cluster
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500
@@ -472,14 +472,14 @@ def test_what_cannot_be_curated(films, tmp_path):
 
 @pytest.mark.usefixtures("here")
 def test_the_commands(call, known, films, tmp_path):
-    made = spoken(
+    made = json_output(
         call(
             "data", "turns", "--source", known, "--out", "t.json", "--lines", "utterances", "--json"
         )
     )
     assert (made["accuracy"], made["lines"]) == (1.0, "utterances")
     command = ("data", "curate", "--source", films, "--turns", "t.json", "--out", "out")
-    done = spoken(call(*command, "--without", "lyrics", "--json"))
+    done = json_output(call(*command, "--without", "lyrics", "--json"))
     assert done["files"] == 5
     assert done["rejected"]["file"] == "out/rejects.jsonl"
     assert done["hash"] == read_manifest(tmp_path / "out")["hash"]
@@ -487,8 +487,8 @@ def test_the_commands(call, known, films, tmp_path):
     shown = call(*command, "--without", "lyrics").stdout
     assert "set aside: 1 damaged files" in shown
     assert "tokens per dialog" in shown
-    assert "did you mean 'lyrics'" in refused(call(*command, "--without", "lyric"))
-    assert "no such file" in refused(call(*command[:-4], "--turns", "x", "--out", "y"))
-    refusal = refused(call("train", "dummy", "--data", "out"))
+    assert "did you mean 'lyrics'" in error_of(call(*command, "--without", "lyric"))
+    assert "no such file" in error_of(call(*command[:-4], "--turns", "x", "--out", "y"))
+    refusal = error_of(call("train", "dummy", "--data", "out"))
     assert "holds no pairs (curation)" in refusal
     assert (tmp_path / "out" / MANIFEST).is_file()

@@ -24,7 +24,7 @@ from attune.platform.services import cluster
 from attune.platform.text import encoders
 from attune.platform.training import setup
 from attune.platform.training.data import load_streams
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 
 def reccon(folder, **splits):
@@ -318,7 +318,7 @@ def test_annotate_adds_marks(call, here, unmarked, tmp_path):
     marks = cause_probabilities(load_model(run.model), read_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
     command = ("annotate", "cause", "marker", "--data", unmarked, "--out", tmp_path / "out")
-    said = spoken(call(*command, "--threshold", threshold, "--json"))
+    said = json_output(call(*command, "--threshold", threshold, "--json"))
     manifest = read_manifest(tmp_path / "out")
     assert said["hash"] == manifest["hash"] != read_manifest(unmarked)["hash"]
     assert said["causes"] == manifest["causes"]
@@ -336,11 +336,12 @@ def test_annotate_adds_marks(call, here, unmarked, tmp_path):
     assert len(here) == 5  # 12 samples of train in three shards, 4 each of valid and test
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out"]
     # It is a prepared folder like any other: what is there again is left alone, and it trains.
-    assert spoken(call(*command, "--threshold", threshold, "--json"))["hash"] == manifest["hash"]
+    again = json_output(call(*command, "--threshold", threshold, "--json"))
+    assert again["hash"] == manifest["hash"]
     assert len(here) == 5
     assert read_marked(tmp_path / "out", "train").height == 10
-    assert "made in another way" in refused(call(*command, "--threshold", "0.9"))
-    assert "already ('marker' has marked" in refused(
+    assert "made in another way" in error_of(call(*command, "--threshold", "0.9"))
+    assert "already ('marker' has marked" in error_of(
         call("annotate", "cause", "marker", "--data", tmp_path / "out")
     )
 
@@ -398,7 +399,7 @@ def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch
 @pytest.mark.usefixtures("home", "here")
 def test_annotate_refuses(call, prepared, unmarked, tmp_path):
     def said(*arguments):
-        return refused(call("annotate", "cause", *arguments))
+        return error_of(call("annotate", "cause", *arguments))
 
     assert "'dummy' marks no causes" in said("talker", "--data", unmarked)
     assert "did you mean 'marker'" in said("maker", "--data", unmarked)
@@ -418,7 +419,7 @@ def test_annotate_refuses(call, prepared, unmarked, tmp_path):
 def test_evaluate_measures_marks(call, tmp_path):
     prepare(reccon(tmp_path / "raw", test=[DIALOGUE]), tmp_path / "feelings")
     command = ("evaluate", "marker", "--data", tmp_path / "feelings")
-    found = spoken(call(*command, "--threshold", "0.01", "--json"))
+    found = json_output(call(*command, "--threshold", "0.01", "--json"))
     assert found["decode"] is None
     assert found["signature"] == "threshold:0.01 samples:3"
     assert found["metrics"]["cause_recall"] == 1.0  # nothing is below the threshold
@@ -427,7 +428,7 @@ def test_evaluate_measures_marks(call, tmp_path):
     assert found["metrics"]["last_speaker_turn_cause_precision"] == pytest.approx(2 / 3)
     kept = pl.read_parquet(found["answers"])
     assert kept["probability"].list.len().to_list() == [1, 2, 4]
-    assert "--decode is for runs that answer" in refused(call(*command, "--decode", "beam"))
-    assert "--threshold is for runs of an annotator" in refused(
+    assert "--decode is for runs that answer" in error_of(call(*command, "--decode", "beam"))
+    assert "--threshold is for runs of an annotator" in error_of(
         call("evaluate", "talker", "--threshold", "0.5")
     )

@@ -27,7 +27,7 @@ from attune.platform.runs.model import load_model, save_model
 from attune.platform.runs.record import find_run
 from attune.platform.text import encoders
 from tests import contract
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_data_that_changed_cannot_calibrate():
 
 @pytest.mark.usefixtures("home")
 def test_evaluate_measures_labels(call, prepared):
-    done = spoken(call("evaluate", "teller", "--threshold", "0.01", "--json"))
+    done = json_output(call("evaluate", "teller", "--threshold", "0.01", "--json"))
     found = done["metrics"]
     names = (
         "emotion_accuracy", "emotion_accuracy_top2", "emotion_accuracy_top5", "calibration_error",
@@ -213,13 +213,13 @@ def test_evaluate_measures_labels(call, prepared):
     right = (kept["emotion"] == kept["predicted_emotion"]).mean()
     assert right == pytest.approx(found["emotion_accuracy"])
     assert kept["response_probability"].is_between(0, 1).all()
-    assert "'teller' classifies texts" in refused(call("evaluate", "teller", "--decode", "beam"))
+    assert "'teller' classifies texts" in error_of(call("evaluate", "teller", "--decode", "beam"))
 
 
 @pytest.mark.usefixtures("home")
 def test_show_calibration(call, tmp_path):
     out = tmp_path / "pictures" / "reliability.png"
-    done = spoken(call("show", "calibration", "teller", "--out", out, "--json"))
+    done = json_output(call("show", "calibration", "teller", "--out", out, "--json"))
     assert out.read_bytes().startswith(b"\x89PNG")
     errors = done["calibration_error"]
     assert set(errors) == {
@@ -227,13 +227,13 @@ def test_show_calibration(call, tmp_path):
         for kind in ("context", "response")
         for when in ("calibrated", "uncalibrated")
     }
-    found = spoken(call("evaluate", "teller", "--json"))["metrics"]
+    found = json_output(call("evaluate", "teller", "--json"))["metrics"]
     assert errors["context_calibrated"] == pytest.approx(found["calibration_error"])
     assert errors["response_uncalibrated"] == pytest.approx(
         found["response_calibration_error_uncalibrated"]
     )
-    assert "classifies no texts" in refused(call("show", "calibration", "talker"))
-    assert "ending in .png" in refused(call("show", "calibration", "teller", "--out", "x.xyz"))
+    assert "classifies no texts" in error_of(call("show", "calibration", "talker"))
+    assert "ending in .png" in error_of(call("show", "calibration", "teller", "--out", "x.xyz"))
 
 
 def test_accuracy_by_emotion():
@@ -254,21 +254,21 @@ def test_show_emotions(call, home, tmp_path, build, prepared):
         save_model(build(variant), run.model)
     out = tmp_path / "figure-4.png"
     command = ("show", "emotions", "first", "teller", "--split", "valid", "--out", out, "--json")
-    done = spoken(call(*command))
+    done = json_output(call(*command))
     assert out.read_bytes().startswith(b"\x89PNG")
     assert [row["emotion"] for row in done["emotions"]] == sorted(EMOTIONS)
     samples = read_samples(prepared, "valid")
     assert sum(row["samples"] for row in done["emotions"]) == samples.height
-    found = spoken(call("evaluate", "teller", "--split", "valid", "--json"))
+    found = json_output(call("evaluate", "teller", "--split", "valid", "--json"))
     assert done["runs"][1]["accuracy"] == pytest.approx(found["metrics"]["emotion_accuracy"])
     of_emotions = [row["second"] for row in done["emotions"]]
     assert done["runs"][1]["spread"] == pytest.approx(np.std(of_emotions))
     # What was predicted before is not predicted again.
     kept = pl.read_parquet(found["answers"]).with_columns(predicted_emotion="emotion")
     kept.write_parquet(found["answers"])
-    assert spoken(call(*command))["runs"][1] == {
+    assert json_output(call(*command))["runs"][1] == {
         "run": "teller", "variant": "emotion-classifier", "accuracy": 1.0, "spread": 0.0
     }  # fmt: skip
-    assert "'transformer' predicts no emotion" in refused(
+    assert "'transformer' predicts no emotion" in error_of(
         call("show", "emotions", "silent", "teller", "--out", out)
     )

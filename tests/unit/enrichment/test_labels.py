@@ -36,7 +36,7 @@ from attune.platform.training import setup
 from attune.platform.training.data import load_streams, read_training_samples
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.validation import compute_validation_metrics
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 WORDS = ("gone", "won", "here", "late", "ill", "home")
 
@@ -327,21 +327,21 @@ def test_what_cannot_be_selected(made, data, tmp_path):
 @pytest.mark.usefixtures("home", "here")
 def test_the_commands(call, data, prepared, tmp_path):
     command = ("annotate", "emotions", "intent-classifier", "--data", data, "--out", "out")
-    done = spoken(call(*command, "--json"))
+    done = json_output(call(*command, "--json"))
     assert done["utterances"] == pl.read_parquet(tmp_path / "out" / LABELS_FILE).height
     assert 0 < done["emotionality"] < 1
-    chosen = spoken(call("data", "select", "out", "--top", "5", "--out", "best", "--json"))
+    chosen = json_output(call("data", "select", "out", "--top", "5", "--out", "best", "--json"))
     assert chosen["statistics"]["dialogs"] == 5
     assert chosen["emotionality"]["least"] >= done["emotionality"] - 0.5
-    assert "either --top N" in refused(call("data", "select", "out", "--out", "none"))
-    drawn = spoken(call("show", "labels", "best", "--out", "two.png", "--json"))
+    assert "either --top N" in error_of(call("data", "select", "out", "--out", "none"))
+    drawn = json_output(call("show", "labels", "best", "--out", "two.png", "--json"))
     assert drawn["dialogs"] == 5
     assert (tmp_path / "two.png").stat().st_size > 1000
-    evaluated = spoken(
+    evaluated = json_output(
         call("evaluate", "intent-classifier", "--data", prepared, "--split", "test", "--json")
     )
     assert 0 <= evaluated["metrics"]["emotion_accuracy"] <= 1
     assert not [name for name in evaluated["metrics"] if name.startswith("response_")]
-    assert "classifies utterances only" in refused(
+    assert "classifies utterances only" in error_of(
         call("data", "harvest", "intent-classifier", "--source", prepared, "--out", "h")
     )

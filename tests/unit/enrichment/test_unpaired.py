@@ -36,7 +36,7 @@ from attune.platform.training import setup
 from attune.platform.training.data import load_streams
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.validation import compute_validation_metrics
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ def test_the_threshold_is_above_which(harvested):
 def test_the_command(call, here, tmp_path, monkeypatch):
     source = dialogues(tmp_path / "own.jsonl")
     command = ("data", "harvest", "teller", "--source", source, "--out", tmp_path / "out")
-    said = spoken(call(*command, "--threshold", "0", "--json"))
+    said = json_output(call(*command, "--threshold", "0", "--json"))
     assert said["streams"]["contexts"]["kept"] == said["streams"]["contexts"]["texts"] == 20
     assert said["threshold"] == 0
     assert said["harvest"]["run"] == "teller"
@@ -196,7 +196,7 @@ def test_the_command(call, here, tmp_path, monkeypatch):
     assert done == 2 * sum(-(-n // 4) for n in split_sizes(source, tmp_path))
     # Another threshold looks at what is there.
     monkeypatch.setattr(unpaired, "classify_shard", None)
-    again = spoken(call(*command, "--threshold", "0.999", "--json"))
+    again = json_output(call(*command, "--threshold", "0.999", "--json"))
     assert again["hash"] == said["hash"]
     assert again["streams"]["contexts"]["kept"] < 20
     assert len(here) == done
@@ -254,7 +254,7 @@ def test_what_cannot_be_harvested_is_refused(call, tmp_path):
     source = dialogues(tmp_path / "own.jsonl", 2)
 
     def said(*arguments, code=2):
-        return refused(call("data", "harvest", *arguments), code)
+        return error_of(call("data", "harvest", *arguments), code)
 
     out = ("--out", tmp_path / "out")
     assert "'dummy' classifies no texts" in said("talker", "--source", source, *out)

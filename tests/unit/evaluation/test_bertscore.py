@@ -12,7 +12,7 @@ from attune.platform.core.errors import UsageError
 from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.evaluation import bertscore
 from attune.platform.evaluation.bertscore import BertScore
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 WORDS = {"[CLS]": 1, "[SEP]": 2, "east": 3, "north": 4, "northeast": 5, "west": 6}
 STATES = {  # 0 is padding; lengths are not 1, to see that they do not matter
@@ -144,14 +144,14 @@ def test_evaluate_with_bertscore(call, tmp_path, monkeypatch, prepared, tiny_enc
     text = "\n".join(json.dumps({"answer": a, "response": r}) for a, r in rows)
     (tmp_path / "said.jsonl").write_text(text)
     command = ("evaluate", "--answers", tmp_path / "said.jsonl", "--bertscore", tiny_encoder)
-    plain = spoken(call(*command, "--json"))["metrics"]
+    plain = json_output(call(*command, "--json"))["metrics"]
     assert plain["bertscore_f1"] == pytest.approx(0.5)  # 1 and 0
     assert plain["bertscore_f1_rescaled"] is None
-    found = spoken(call(*command, "--data", prepared, "--json"))
+    found = json_output(call(*command, "--data", prepared, "--json"))
     assert found["metrics"]["bertscore_f1"] == pytest.approx(0.5)
     assert found["metrics"]["bertscore_f1_rescaled"] < 0.5
     assert f"bertscore.encoder:{tiny_encoder}@" in found["signature"]
     [kept] = (tmp_path / "bertscore").iterdir()
     assert json.loads(kept.read_text())["data"] == read_manifest(prepared)["hash"]
-    assert "--data is for a RUN" in refused(call(*command[:3], "--data", prepared))
-    assert "no encoder in 'nowhere'" in refused(call(*command[:3], "--bertscore", "nowhere"))
+    assert "--data is for a RUN" in error_of(call(*command[:3], "--data", prepared))
+    assert "no encoder in 'nowhere'" in error_of(call(*command[:3], "--bertscore", "nowhere"))

@@ -10,7 +10,7 @@ import pytest
 
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.evaluation import embeddings
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 VECTORS = {
     "east": (2.0, 0.0),
@@ -103,7 +103,7 @@ def test_evaluate_with_embedding_metrics(call, path, tmp_path, monkeypatch):
     text = "\n".join(json.dumps({"answer": a, "response": r}) for a, r in rows)
     (tmp_path / "said.jsonl").write_text(text)
     command = ("evaluate", "--answers", tmp_path / "said.jsonl", "--embedding-metrics")
-    found = spoken(call(*command, path, "--json"))
+    found = json_output(call(*command, path, "--json"))
     assert found["metrics"]["embedding_greedy"] == pytest.approx(1 / 3)
     assert "embedding.known:100.00%" in found["signature"]
-    assert "there is no such file" in refused(call(*command, tmp_path / "none"))
+    assert "there is no such file" in error_of(call(*command, tmp_path / "none"))

@@ -19,7 +19,7 @@ from attune.platform.runs.record import ALIASES, Run, read_aliases
 import mlflow  # isort: skip
 from mlflow import MlflowClient  # isort: skip
 
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 
 def exact(first, second, value):
@@ -157,11 +157,11 @@ def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):
     assert read_aliases() == {first.run_id: "champion", worse.run_id: "candidate"}
 
     better = new_run("better", -2.2)
-    done = spoken(call("promote", "better", "--json"))
+    done = json_output(call("promote", "better", "--json"))
     assert done["promoted"]
     assert done["p_value"] < 0.05
     assert (done["candidate"]["name"], done["champion"]["name"]) == ("better", "first")
-    shown = {run["name"]: run["alias"] for run in spoken(call("runs", "--json"))["runs"]}
+    shown = {run["name"]: run["alias"] for run in json_output(call("runs", "--json"))["runs"]}
     assert shown == {"first": None, "worse": None, "better": "champion"}
     assert "better (champion)" in call("runs").stdout
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_compared(new_run, call):
     with pytest.raises(UsageError, match="attune evaluate other --split test"):
         promoted(other, split="test")
     assert promoted(other, force=True).champion.value is None
-    refused(call("promote", "other", "--metric", "perplexty"))
+    error_of(call("promote", "other", "--metric", "perplexty"))
     assert "perplexity" in call("promote", "other", "--metric", "perplexty").stderr
 
 
@@ -222,5 +222,5 @@ def test_aliases_are_asked_for_anew(new_run, home, call):
     run = new_run("first", -2.5)
     promoted(run)
     (home / ALIASES).write_text(json.dumps({"champion": "gone"}))
-    found = spoken(call("runs", "--send", "--json"))["runs"]
+    found = json_output(call("runs", "--send", "--json"))["runs"]
     assert [each["alias"] for each in found] == ["champion"]

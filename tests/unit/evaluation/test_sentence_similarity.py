@@ -7,7 +7,7 @@ import torch
 
 from attune.platform.evaluation import sentences
 from attune.platform.text import encoders
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 SAID = ["i am sad", "it is late , is it not ?", "", "so it goes", "i am sad"]
 MEANT = ["i am sad", "she is sad", "nothing", "it is late", "so it goes on and on and on"]
@@ -50,7 +50,7 @@ def test_evaluate_with_sentence_similarity(call, tmp_path, monkeypatch, tiny_enc
     text = "\n".join(json.dumps({"answer": a, "response": r}) for a, r in rows)
     (tmp_path / "said.jsonl").write_text(text)
     command = ("evaluate", "--answers", tmp_path / "said.jsonl", "--sentence-similarity")
-    found = spoken(call(*command, tiny_encoder, "--json"))
+    found = json_output(call(*command, tiny_encoder, "--json"))
     assert found["metrics"]["sentence_similarity"] == pytest.approx(0.5)  # 1 and 0
     assert f"sentence.encoder:{tiny_encoder}@" in found["signature"]
-    assert "no encoder in 'nowhere'" in refused(call(*command, "nowhere"))
+    assert "no encoder in 'nowhere'" in error_of(call(*command, "nowhere"))

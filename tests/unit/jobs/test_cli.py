@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import spoken
+from tests.commands import json_output
 
 
 def attune(*arguments, cwd, **environment):
@@ -25,13 +25,13 @@ def attune(*arguments, cwd, **environment):
 
 def test_prepare_and_inspect_speak_json(tmp_path):
     done = attune("data", "prepare", "--source", "bundled", "--out", "d", "--json", cwd=tmp_path)
-    answer = spoken(done)
+    answer = json_output(done)
     assert set(answer) == {"out", "hash", "format", "splits", "rejected"}
     assert answer["out"] == "d"
     assert answer["rejected"] == {"rows": 0, "file": None, "reasons": {}}
     assert set(answer["splits"]["train"]) == {"conversations", "samples"}
     assert "train" in done.stderr
-    report = spoken(attune("data", "inspect", "d", "--json", cwd=tmp_path))
+    report = json_output(attune("data", "inspect", "d", "--json", cwd=tmp_path))
     assert report["hash"] == answer["hash"]
     shown = attune("data", "inspect", "d", cwd=tmp_path).stdout
     assert "samples by emotion" in shown
@@ -130,7 +130,7 @@ def test_help_teaches(tmp_path):
 
 def test_doctor(tmp_path):
     done = attune("doctor", "--json", cwd=tmp_path, ATTUNE_HOME=str(tmp_path), CXX="")
-    answer = spoken(done)
+    answer = json_output(done)
     assert answer["ok"]
     checks = {check["name"]: check for check in answer["checks"]}
     wanted = {"python", "torch", "ray", "deepspeed", "mlflow", "gradio", "polars"}

@@ -17,14 +17,14 @@ from attune.platform.data import prepare as preparing
 from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.data.prepare import find_data
 from attune.platform.runs.record import RUN_RECORD, find_run
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 from tests.unit.jobs.test_cli import attune
 
 FEW = ("--set", "max_tokens=3")
 
 
 def test_variants(call):
-    found = spoken(call("variants", "--json"))["variants"]
+    found = json_output(call("variants", "--json"))["variants"]
     assert [one["name"] for one in found] == list(all_variants())
     for one in found:
         assert set(one) == {"name", "system", "paper", "ablation_of", "kind", "search_spaces"}
@@ -46,7 +46,7 @@ def test_an_ablation_names_what_it_is_of(call, monkeypatch):
     monkeypatch.setattr(Dummy, "ablations", {"dummy-narrow": {"width": 2}})
     space = {"size": {"width": Range(low=1, high=8, scale="int"), "a": Choice(values=(1, "b"))}}
     monkeypatch.setattr(Dummy, "search_spaces", space)
-    [one] = spoken(call("variants", "dummy-narrow", "--json"))["variants"]
+    [one] = json_output(call("variants", "dummy-narrow", "--json"))["variants"]
     assert one["ablation_of"] == "dummy"
     assert one["search_spaces"]["size"] == {
         "width": {"type": "int", "low": 1, "high": 8},
@@ -59,13 +59,13 @@ def test_an_ablation_names_what_it_is_of(call, monkeypatch):
 
 def test_settings_of_a_variant_carry_their_help(call):
     done = call("variants", "multi-trs", "--json")
-    settings = {one["name"]: one for one in spoken(done)["variants"][0]["settings"]}
+    settings = {one["name"]: one for one in json_output(done)["variants"][0]["settings"]}
     assert settings["emotion_weight"]["help"].startswith("Weight of the emotion's cross-entropy")
     assert settings["width"]["help"] == "Width of embeddings and hidden states."  # inherited
     assert settings["width"]["presets"] == {"tiny": 32, "small": 128, "paper": 300}
     assert settings["learning_rate"]["of"] == "training"
     assert "Weight of the emotion's" in done.stderr
-    assert "did you mean 'multi-trs'" in refused(call("variants", "multi-tsr"))
+    assert "did you mean 'multi-trs'" in error_of(call("variants", "multi-tsr"))
 
 
 def test_every_setting_has_a_help_text():
@@ -77,7 +77,7 @@ def test_every_setting_has_a_help_text():
 
 @pytest.mark.usefixtures("home")
 def test_runs(call):
-    found = spoken(call("runs", "--json"))["runs"]
+    found = json_output(call("runs", "--json"))["runs"]
     assert [run["name"] for run in found] == ["first", "second", "third"]
     assert found[1] == {
         "name": "second",
@@ -92,16 +92,16 @@ def test_runs(call):
         "metrics": {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5},
     }
     assert found[0]["metrics"] == {}
-    only = spoken(call("runs", "--variant", "dummy", "--json"))["runs"]
+    only = json_output(call("runs", "--variant", "dummy", "--json"))["runs"]
     assert [run["name"] for run in only] == ["first", "third"]
-    none = spoken(call("runs", "--variant", "transformer", "--json"))
+    none = json_output(call("runs", "--variant", "transformer", "--json"))
     assert none == {"runs": []}
     shown = call("runs").stdout
     assert "50.00%" in shown
     assert "…" not in shown  # no terminal, no edge: a job's log has whole names
     assert "emotion accuracy" in shown
     wrong = call("runs", "--variant", "dumy")
-    assert "did you mean 'dummy'" in refused(wrong)
+    assert "did you mean 'dummy'" in error_of(wrong)
 
 
 @pytest.mark.usefixtures("home")
@@ -110,7 +110,7 @@ def test_respond(call, tmp_path):
     context = [part for turn in turns for part in ("--context", turn)]
     command = ("respond", "first", "multi-trs@latest", *context, *FEW, "--json")
     done = attune(*command, cwd=tmp_path)
-    answer = spoken(done)
+    answer = json_output(done)
     assert answer["context"] == list(turns)
     assert [(one["run"], one["variant"]) for one in answer["answers"]] == [
         ("first", "dummy"),
@@ -130,7 +130,7 @@ def test_respond(call, tmp_path):
 def test_respond_decodes_as_it_is_told(call):
     def answer(*arguments):
         command = ("respond", "second", "--context", "Hello.", "--json", *arguments)
-        return spoken(call(*command))["answers"][0]["answer"]
+        return json_output(call(*command))["answers"][0]["answer"]
 
     sampled = ("--decode", "nucleus", "--set", "max_tokens=8", "--set", "top_p=1.0")
     first = answer(*sampled)
@@ -158,7 +158,7 @@ def test_respond_decodes_as_it_is_told(call):
 )
 @pytest.mark.usefixtures("home")
 def test_respond_refuses(call, arguments, message):
-    assert message in refused(call("respond", *arguments, "--json"))
+    assert message in error_of(call("respond", *arguments, "--json"))
 
 
 @pytest.mark.usefixtures("home")
@@ -166,7 +166,7 @@ def test_runs_passes_over_a_damaged_one_and_says_so(call):
     path = find_run("first").folder / RUN_RECORD
     path.write_text("{")
     done = call("runs", "--json")
-    assert "first" not in {run["name"] for run in spoken(done)["runs"]}
+    assert "first" not in {run["name"] for run in json_output(done)["runs"]}
     assert f"{path} is damaged" in done.stderr
 
 
@@ -212,7 +212,7 @@ def test_help_is_fast_because_it_imports_nothing_heavy():
 @pytest.mark.parametrize("minutes", ["0", "-1", "0.0", "nan"])
 @pytest.mark.usefixtures("home")
 def test_no_minutes_are_not_unlimited_minutes(call, command, minutes):
-    message = refused(call(*command, "--max-minutes", minutes))
+    message = error_of(call(*command, "--max-minutes", minutes))
     assert "expected a number above 0" in message
     assert "leave it out for no limit" in message
 
@@ -223,4 +223,4 @@ def test_no_minutes_are_not_unlimited_minutes(call, command, minutes):
 @pytest.mark.parametrize("steps", ["0", "-1"])
 @pytest.mark.usefixtures("home")
 def test_no_steps_are_not_unlimited_steps(call, command, steps):
-    assert "--max-steps" in refused(call(*command, "--max-steps", steps))
+    assert "--max-steps" in error_of(call(*command, "--max-steps", steps))

@@ -15,7 +15,7 @@ from attune.platform.evaluation import answers
 from attune.platform.runs.model import load_model, save_model
 from attune.platform.runs.record import find_run
 from attune.platform.text.tokenizing import tokenize
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 METRICS = {
     "perplexity", "perplexity_sample_mean", "unknown_share", "emotion_accuracy",
@@ -28,7 +28,7 @@ FEW = ("--set", "max_tokens=3")
 
 def test_evaluate_a_run(call, home, data):
     done = call("evaluate", "second", *FEW, "--json")
-    result = spoken(done)
+    result = json_output(done)
     assert set(result) == {"run_id", "split", "decode", "answers", "signature", "metrics"}
     assert (result["run_id"], result["split"], result["decode"]) == (None, "test", "greedy")
     assert set(result["metrics"]) == METRICS
@@ -44,7 +44,7 @@ def test_evaluate_a_run(call, home, data):
     assert frame["answer_tokens"].equals(frame["answer"])
     assert "emotion accuracy" in done.stderr
     # What a run's evaluation keeps is scored to the same numbers, quotation marks and all.
-    again = spoken(call("evaluate", "--answers", kept, "--json"))
+    again = json_output(call("evaluate", "--answers", kept, "--json"))
     assert (again["run_id"], again["split"], again["decode"]) == (None, None, None)
     assert again["answers"] == str(kept)
     of_the_model = {
@@ -58,7 +58,7 @@ def test_evaluate_a_run(call, home, data):
 @pytest.mark.usefixtures("home")
 def test_evaluate_keeps_what_was_made_differently_apart(call, data, tmp_path):
     def kept(*arguments):
-        return Path(spoken(call("evaluate", "first", *arguments, "--json"))["answers"])
+        return Path(json_output(call("evaluate", "first", *arguments, "--json"))["answers"])
 
     plain = kept()
     assert plain.name == "test-greedy.parquet"
@@ -91,14 +91,14 @@ def test_evaluate_without_emotions_in_the_data_has_no_accuracy(call, tmp_path):
     (tmp_path / "mine.jsonl").write_text(json.dumps(conversation))
     prepare(str(tmp_path / "mine.jsonl"), tmp_path / "mine")
     done = call("evaluate", "second", "--data", "mine", "--json")
-    assert spoken(done)["metrics"]["emotion_accuracy"] is None
+    assert json_output(done)["metrics"]["emotion_accuracy"] is None
 
 
 @pytest.mark.usefixtures("home")
 def test_evaluation_cuts_contexts_as_training_did(call):
     def perplexity():
         done = call("evaluate", "second", *FEW, "--json")
-        return spoken(done)["metrics"]["perplexity"]
+        return json_output(done)["metrics"]["perplexity"]
 
     whole = perplexity()
     folder = find_run("second").model
@@ -112,10 +112,10 @@ def test_evaluate_logs_what_is_tracked(call, monkeypatch):
     tracking = ModuleType("attune.platform.tracking")
     tracking.log_evaluation = lambda *arguments: logged.append(arguments)
     monkeypatch.setitem(sys.modules, "attune.platform.tracking", tracking)
-    spoken(call("evaluate", "first", *FEW, "--json"))
+    json_output(call("evaluate", "first", *FEW, "--json"))
     assert not logged
     find_run("first").update(run_id="abc123")
-    result = spoken(call("evaluate", "abc123", "--split", "valid", *FEW, "--json"))
+    result = json_output(call("evaluate", "abc123", "--split", "valid", *FEW, "--json"))
     assert result["run_id"] == "abc123"
     [(run, split, decode, metrics, path)] = logged
     assert (run.name, split, decode) == ("first", "valid", "greedy")
@@ -144,19 +144,19 @@ def test_evaluate_logs_what_is_tracked(call, monkeypatch):
     ],
 )
 def test_evaluate_refuses(call, home, arguments, message):
-    assert message in refused(call("evaluate", *arguments, "--json"))
+    assert message in error_of(call("evaluate", *arguments, "--json"))
     assert not list(home.glob("runs/*/answers"))
 
 
 def test_a_run_is_measured_as_it_was_after_an_earlier_stage(call, home):
-    last = spoken(call("evaluate", "first", "--split", "valid", "--json"))
+    last = json_output(call("evaluate", "first", "--split", "valid", "--json"))
     shutil.copytree(home / "runs/second/model", home / "runs/first/best-pretraining")
     first = ("evaluate", "first", "--split", "valid", "--stage")
-    earlier = spoken(call(*first, "pretraining", "--json"))
-    other = spoken(call("evaluate", "second", "--split", "valid", "--json"))
+    earlier = json_output(call(*first, "pretraining", "--json"))
+    other = json_output(call("evaluate", "second", "--split", "valid", "--json"))
     assert earlier["metrics"] == other["metrics"] != last["metrics"]
     assert earlier["answers"] != last["answers"]
-    assert "did you mean 'pretraining'" in refused(call(*first, "pretrainin"))
+    assert "did you mean 'pretraining'" in error_of(call(*first, "pretrainin"))
 
 
 def test_anybodys_answers_are_scored_on_our_tokens(call, tmp_path):
@@ -166,7 +166,7 @@ def test_anybodys_answers_are_scored_on_our_tokens(call, tmp_path):
     ]
     (tmp_path / "raw.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
     done = call("evaluate", "--answers", "raw.jsonl", "--json")
-    result = spoken(done)
+    result = json_output(done)
     assert set(result["metrics"]) == METRICS
     assert result["metrics"]["bleu"] == pytest.approx(100.0)
     assert result["metrics"]["distinct_1"] == 12 / 13  # "is" stands in both
@@ -230,13 +230,13 @@ def test_a_broken_file_of_answers(call, tmp_path, content, message):
     file = tmp_path / "file.jsonl"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     done = call("evaluate", "--answers", file, "--json")
-    assert message in refused(done, code=1)
+    assert message in error_of(done, code=1)
     assert str(file) in done.stderr
 
 
 def test_a_broken_parquet_of_answers(call, tmp_path):
     def refusal(name):
-        return refused(call("evaluate", "--answers", name), code=1)
+        return error_of(call("evaluate", "--answers", name), code=1)
 
     (tmp_path / "text.parquet").write_text("not at all")
     assert "text.parquet is not readable as Parquet" in refusal("text.parquet")

@@ -7,7 +7,7 @@ from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.evaluation import control
 from attune.platform.runs.model import copy_labeller, load_model, save_model
 from attune.platform.runs.record import find_run
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 from tests.runs import write_run
 
 
@@ -27,12 +27,14 @@ def home(tmp_path, monkeypatch, build, prepared):
 @pytest.mark.usefixtures("home")
 def test_runs_answer_corpora_they_have_not_seen(call, data, prepared):
     few = ("--set", "max_tokens=3")
-    found = spoken(call("show", "transfer", "plain", "alone", "--data", prepared, *few, "--json"))
+    found = json_output(
+        call("show", "transfer", "plain", "alone", "--data", prepared, *few, "--json")
+    )
     rows = found["rows"]
     assert [(row["run"], row["data"]) for row in rows] == [
         ("plain", str(prepared)), ("alone", str(prepared)),
     ]  # fmt: skip
-    evaluated = spoken(call("evaluate", "plain", "--data", prepared, *few, "--json"))
+    evaluated = json_output(call("evaluate", "plain", "--data", prepared, *few, "--json"))
     for name in ("perplexity", "distinct_1", "distinct_2"):
         assert rows[0][name] == evaluated["metrics"][name]
     unlabelled = call("show", "transfer", "plain", "alone", "--data", data, *few)
@@ -44,13 +46,13 @@ def test_a_predictor_stands_beside_a_guess(call, prepared):
     model = load_model(find_run("alone").model)
     samples = read_samples(prepared, "test")
     labelled = samples.filter(samples["response_label"].is_in(LABELS))
-    run, guess = spoken(call("show", "predictor", "alone", "--json"))["rows"]
+    run, guess = json_output(call("show", "predictor", "alone", "--json"))["rows"]
     assert run["run"] == "alone"
     assert set(run) == {"run", "accuracy", "weighted_precision", "weighted_recall", "weighted_f1"}
     assert run["weighted_recall"] == pytest.approx(run["accuracy"])
     assert guess["run"] == "random"
     assert guess["accuracy"] == pytest.approx(1 / len(LABELS), abs=3 * labelled.height**-0.5 / 6)
-    assert "predicts no label" in refused(call("show", "predictor", "plain"))
+    assert "predicts no label" in error_of(call("show", "predictor", "plain"))
     assert model.variant.data_info.emotions
 
 
@@ -78,13 +80,13 @@ def test_what_is_asked_for_is_counted(monkeypatch, prepared):
 @pytest.mark.usefixtures("home")
 def test_control_through_the_command(call):
     command = ("show", "control", "labelled", "--labels", "consoling,joyful", "--count", "2")
-    found = spoken(call(*command, "--json"))
+    found = json_output(call(*command, "--json"))
     assert [each["label"] for each in found["labels"]] == ["consoling", "joyful"]
     assert found["contexts"] == 2
-    assert "--set labeller=RUN" in refused(call("show", "control", "alone", "--count", "2"))
+    assert "--set labeller=RUN" in error_of(call("show", "control", "alone", "--count", "2"))
     for name in ("plain", "raw"):
-        assert "cannot be asked" in refused(call("show", "control", name, "--count", "2"))
+        assert "cannot be asked" in error_of(call("show", "control", name, "--count", "2"))
     asked = call("respond", "raw", "--context", "Oh no.", "--control", "label=consoling")
-    assert "meed2-no-emotion has no controls" in refused(asked)
+    assert "meed2-no-emotion has no controls" in error_of(asked)
     wrong = call("show", "control", "labelled", "--labels", "consolin")
-    assert "did you mean 'consoling'" in refused(wrong)
+    assert "did you mean 'consoling'" in error_of(wrong)

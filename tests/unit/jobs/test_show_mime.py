@@ -7,7 +7,7 @@ import torch
 
 from attune.platform.runs.model import load_model, save_model
 from attune.platform.runs.record import find_run
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 FEW = ("--set", "max_tokens=3")
 
@@ -35,13 +35,13 @@ def loud(mimics):
 @pytest.mark.usefixtures("mimics")
 def test_show_embeddings(call, tmp_path):
     out = tmp_path / "pictures" / "figure.png"
-    done = spoken(call("show", "embeddings", "with", "without", "--out", out, "--json"))
+    done = json_output(call("show", "embeddings", "with", "without", "--out", out, "--json"))
     assert done["picture"] == str(out)
     assert out.read_bytes().startswith(b"\x89PNG")
     assert [one["variant"] for one in done["runs"]] == ["mime", "mime-no-mimicry"]
     assert all(-0.2 < one["separation"] < 0.2 for one in done["runs"])  # nothing learned yet
-    assert "name a run of mime or" in refused(call("show", "embeddings", "first"))
-    assert "ending in .png" in refused(call("show", "embeddings", "with", "--out", "figure.xyz"))
+    assert "name a run of mime or" in error_of(call("show", "embeddings", "first"))
+    assert "ending in .png" in error_of(call("show", "embeddings", "with", "--out", "figure.xyz"))
 
 
 def test_separated_groups_score_higher(call, mimics):
@@ -49,20 +49,20 @@ def test_separated_groups_score_higher(call, mimics):
     with torch.no_grad():
         model.variant.emotions.weight[model.variant.groups["positive"]] += 1.0
     save_model(model, mimics / "runs" / "with" / "model")
-    one, other = spoken(call("show", "embeddings", "with", "without", "--json"))["runs"]
+    one, other = json_output(call("show", "embeddings", "with", "without", "--json"))["runs"]
     assert one["separation"] > 0.5 > other["separation"]
 
 
 @pytest.mark.usefixtures("loud")
 def test_show_stochasticity(call):
-    done = spoken(call("show", "stochasticity", "with", "--count", 4, "--json"))
+    done = json_output(call("show", "stochasticity", "with", "--count", 4, "--json"))
     assert len(done["answers"]) == 4
     differing = [one for one in done["answers"] if one["with"] != one["without"]]
     assert done["differing"] == len(differing) / 4
     assert differing
-    assert done == spoken(call("show", "stochasticity", "with", "--count", 4, "--json"))
-    assert "multi-trs has no controls" in refused(call("show", "stochasticity", "second"))
-    assert "unknown split 'tset'" in refused(
+    assert done == json_output(call("show", "stochasticity", "with", "--count", 4, "--json"))
+    assert "multi-trs has no controls" in error_of(call("show", "stochasticity", "second"))
+    assert "unknown split 'tset'" in error_of(
         call("show", "stochasticity", "with", "--split", "tset")
     )
 
@@ -70,23 +70,23 @@ def test_show_stochasticity(call):
 @pytest.mark.usefixtures("loud")
 def test_controls_are_checked_and_used(call):
     ask = ("respond", "with", "--context", "I won!", *FEW)
-    calm = spoken(call(*ask, "--json"))["answers"][0]
+    calm = json_output(call(*ask, "--json"))["answers"][0]
     assert set(calm["explanation"]["response_emotion"]) == {"positive", "negative"}
     assert calm["explanation"]["words"] == ["i", "won", "!"]
     assert len(calm["explanation"]["by_word"]["gate mimicking"]) == 3
     seeds = [("--control", "stochasticity=on", "--control", f"seed={n}") for n in range(4)]
-    texts = {spoken(call(*ask, *seed, "--json"))["answers"][0]["answer"] for seed in seeds}
+    texts = {json_output(call(*ask, *seed, "--json"))["answers"][0]["answer"] for seed in seeds}
     assert len(texts) > 1
     for given, message in (
         ("stochasticity=maybe", "unknown value of stochasticity 'maybe'"),
         ("stochastic=on", "did you mean 'stochasticity'"),
         ("on", "--control on: write it as KEY=VALUE"),
     ):
-        assert message in refused(call(*ask, "--control", given))
+        assert message in error_of(call(*ask, "--control", given))
     wrong = call("respond", "with", "second", "--context", "Hi.", "--control", "seed=1")
-    assert "multi-trs has no controls" in refused(wrong)
+    assert "multi-trs has no controls" in error_of(wrong)
     kept = {
-        spoken(call("evaluate", "with", *FEW, *more, "--json"))["answers"]
+        json_output(call("evaluate", "with", *FEW, *more, "--json"))["answers"]
         for more in ((), ("--control", "stochasticity=on"))
     }
     assert len(kept) == 2

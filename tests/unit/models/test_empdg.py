@@ -37,8 +37,8 @@ def test_emotion_words_are_the_lexicons_and_adjectives_in_order():
     assert found.to_list() == ["excited wonderful job", "", None]
 
 
-def test_emotion_words_stand_behind_lab(test_samples, encoded, vocabulary):
-    columns = encoded(test_samples)
+def test_emotion_words_stand_behind_lab(test_samples, encode_samples, vocabulary):
+    columns = encode_samples(test_samples)
     tokens = vocabulary.tokens
     for row in range(0, test_samples.height, 97):
         found = columns["emotion_words"].padded([row])[0].tolist()

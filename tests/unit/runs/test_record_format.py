@@ -8,7 +8,7 @@ from attune.platform.core.errors import UsageError
 from attune.platform.runs.record import RUN_FORMAT, RUN_RECORD, find_run
 from attune.platform.tuning import sweep
 from attune.ui.run_catalog import Offer
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 from tests.runs import write_run
 from tests.sweeps import make
 
@@ -41,7 +41,7 @@ def test_records_carry_their_format_version(home):
 def test_a_run_of_another_version_requested_by_name_is_an_error(call, home, version):
     path = home / "runs" / "newest" / RUN_RECORD
     set_version(path, version)
-    message = refused(call("respond", "newest", "--context", "Hello."))
+    message = error_of(call("respond", "newest", "--context", "Hello."))
     stated = "no format version" if version is None else f"format version {version}"
     assert f"{path} has {stated}" in message
     assert f"reads version {RUN_FORMAT}: train the run again" in message
@@ -57,7 +57,7 @@ def test_runs_skips_another_version_with_one_line_on_stderr(call, home, argument
     assert sum(f"skipped: {path}" in line for line in done.stderr.splitlines()) == 1
     assert str(path) not in done.stdout
     if arguments:
-        assert [run["name"] for run in spoken(done)["runs"]] == ["first", "second"]
+        assert [run["name"] for run in json_output(done)["runs"]] == ["first", "second"]
     else:
         assert "second" in done.stdout
 
@@ -80,14 +80,14 @@ def test_a_sweep_of_another_version(call):
     make("old")
     path = make("new").folder / sweep.RECORD
     set_version(path, 99)
-    message = refused(call("tune", "show", "new"))
+    message = error_of(call("tune", "show", "new"))
     assert f"{path} has format version 99" in message
     assert f"reads version {sweep.SWEEP_FORMAT}: start the sweep again" in message
     done = call("tune", "list", "--json")
-    assert [one["name"] for one in spoken(done)["sweeps"]] == ["old"]
+    assert [one["name"] for one in json_output(done)["sweeps"]] == ["old"]
     assert sum(f"skipped: {path}" in line for line in done.stderr.splitlines()) == 1
     set_version(path, None)
-    assert "has no format version" in refused(call("tune", "stop", "new"))
+    assert "has no format version" in error_of(call("tune", "stop", "new"))
     assert [one.name for one in sweep.all_sweeps()] == ["old"]
 
 
@@ -95,5 +95,5 @@ def test_a_damaged_record_stays_a_damaged_record(call, home):
     for text in ("{", "[]", json.dumps({"format": RUN_FORMAT, "name": "first"})):
         path = home / "runs" / "first" / RUN_RECORD
         path.write_text(text)
-        assert "is damaged" in refused(call("respond", "first", "--context", "x"), code=1)
+        assert "is damaged" in error_of(call("respond", "first", "--context", "x"), code=1)
         assert f"{path} is damaged" in call("runs", "--json").stderr

@@ -28,8 +28,8 @@ CHANCE = 1 / len(EMOTIONS)
 
 
 @pytest.fixture(scope="module")
-def valid_columns(prepared, encoded):
-    return encoded(read_samples(prepared, "valid"))
+def valid_columns(prepared, encode_samples):
+    return encode_samples(read_samples(prepared, "valid"))
 
 
 def taught(variant, stage, columns, training, *, seed=0):

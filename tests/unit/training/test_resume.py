@@ -9,7 +9,7 @@ from attune.platform.data.prepare import prepare
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import find_run
 from attune.platform.training import driver, setup
-from tests.commands import refused, spoken
+from tests.commands import error_of, json_output
 
 TRAIN = ("train", "dummy", "--preset", "tiny", "--name", "mine")
 
@@ -35,9 +35,9 @@ def other_data(tmp_path):
 
 @pytest.mark.usefixtures("base_runs")
 def test_other_data_are_refused(call, other_data):
-    spoken(call(*TRAIN, "--json"))
+    json_output(call(*TRAIN, "--json"))
     for name in (("--name", "mine"), ()):  # without a name: the variant's latest
-        message = refused(call("train", "dummy", *name, "--resume", "--data", other_data))
+        message = error_of(call("train", "dummy", *name, "--resume", "--data", other_data))
         assert "run 'mine' was started with --data bundled" in message
         assert f"not {other_data}" in message
         assert "leave --data out" in message
@@ -46,21 +46,21 @@ def test_other_data_are_refused(call, other_data):
 
 @pytest.mark.usefixtures("base_runs")
 def test_the_same_data_may_be_named(call, prepared, tmp_path):
-    spoken(call(*TRAIN, "--json"))
+    json_output(call(*TRAIN, "--json"))
     shutil.copytree(prepared, tmp_path / "copy")  # the content counts, not the folder
     for data in ((), ("--data", "bundled"), ("--data", prepared), ("--data", tmp_path / "copy")):
-        spoken(call(*TRAIN, "--resume", *data, "--json"))
+        json_output(call(*TRAIN, "--resume", *data, "--json"))
 
 
 @pytest.mark.usefixtures("base_runs")
 def test_another_run_to_begin_with_is_refused(call):
-    spoken(call(*TRAIN, "--json"))
-    message = refused(call(*TRAIN, "--resume", "--init", "first"))
+    json_output(call(*TRAIN, "--json"))
+    message = error_of(call(*TRAIN, "--resume", "--init", "first"))
     assert "run 'mine' was started without --init, not with --init first" in message
     assert "leave --init out" in message
     tuned = ("train", "dummy", "--preset", "tiny", "--name", "tuned")
-    spoken(call(*tuned, "--init", "first", "--json"))
-    message = refused(call(*tuned, "--resume", "--init", "second"))
+    json_output(call(*tuned, "--init", "first", "--json"))
+    message = error_of(call(*tuned, "--resume", "--init", "second"))
     assert "run 'tuned' was started with --init first, not second" in message
 
 
@@ -69,8 +69,8 @@ def test_the_same_run_to_begin_with_may_be_named(call):
     """`dummy@latest` is the one it was when the run began, not the run itself."""
     for name, init in (("one", "first"), ("two", "dummy@latest")):
         command = ("train", "dummy", "--preset", "tiny", "--name", name)
-        spoken(call(*command, "--init", init, "--json"))
+        json_output(call(*command, "--init", init, "--json"))
         run = find_run(name)
         save_model(setup.build_run_model(run), run.model)
         for again in ((), ("--init", init)):
-            spoken(call(*command, "--resume", *again, "--json"))
+            json_output(call(*command, "--resume", *again, "--json"))

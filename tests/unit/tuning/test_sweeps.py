@@ -9,7 +9,7 @@ from attune.jobs import tune as command
 from attune.models.base import Range
 from attune.platform.core.errors import UsageError
 from attune.platform.tuning import decoding, schedulers, spaces, sweep, trial_manager
-from tests.commands import refused
+from tests.commands import error_of
 from tests.runs import write_run
 from tests.sweeps import SPACE, asked, make
 
@@ -93,7 +93,7 @@ def test_too_large_a_grid_is_refused_before_it_is_counted():
 def test_a_sweep_whose_process_is_gone_is_stopped(call):
     found = make(status="running")
     assert found.standing == "stopped"
-    assert "is not running: it is stopped" in refused(call("tune", "stop", "s"))
+    assert "is not running: it is stopped" in error_of(call("tune", "stop", "s"))
     with found.alone():
         assert found.standing == "running"
         assert call("tune", "stop", "s").returncode == 0
@@ -123,7 +123,7 @@ def test_decoding_stops_when_it_is_asked_to(monkeypatch, prepared, home):
 def test_a_new_sweep_takes_no_other_runs_for_its_trials(call, home):
     write_run(home, "mine-000", "dummy")
     given = ("tune", "dummy", "--space", "optimizer", "--preset", "tiny", "--name", "mine")
-    assert "there is a run 'mine-000' already" in refused(call(*given))
+    assert "there is a run 'mine-000' already" in error_of(call(*given))
 
 
 def test_what_a_sweep_goes_on_with_must_be_what_it_was(call):
@@ -133,15 +133,15 @@ def test_what_a_sweep_goes_on_with_must_be_what_it_was(call):
         ("--metric", "loss"), ("--space", "optimizer"), ("--data", "bundled", "--init", "x"),
         ("--max-steps", "3"), ("--set", "width=3"),
     ):  # fmt: skip
-        assert "was begun with other" in refused(call(*given, *other))
+        assert "was begun with other" in error_of(call(*given, *other))
     make("ways", kind="decoding", asked={"run": "mine"})
-    assert "attune tune-decoding mine" in refused(call("tune", "--name", "ways", "--resume"))
+    assert "attune tune-decoding mine" in error_of(call("tune", "--name", "ways", "--resume"))
 
 
 def test_a_deviation_needs_two_seeds(call):
     found = make()
     found.ask()
-    assert "two seeds at least" in refused(call("tune", "report", "s", "--seeds", "1"))
+    assert "two seeds at least" in error_of(call("tune", "report", "s", "--seeds", "1"))
 
 
 @pytest.mark.parametrize("why", ["", "the budget is spent", "asked to stop"])
