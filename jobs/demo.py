@@ -61,13 +61,13 @@ def demo(
     plan = variants or PLAN
     for variant in plan:  # before the first is trained
         configure(variant, preset)
-    found = []
-    for run in _trained([_run(variant, preset, max_steps) for variant in plan], screen):
+    results = []
+    for run in _train_runs([_run(variant, preset, max_steps) for variant in plan], screen):
         screen.print(f"evaluating {run.name}", markup=False)
-        found.append((run, evaluate_and_log(run, "test")))
-    _show(screen, found)
+        results.append((run, evaluate_and_log(run, "test")))
+    _show(screen, results)
     if as_json:
-        print_json({"runs": [{"name": run.name, **result} for run, result in found]})
+        print_json({"runs": [{"name": run.name, **result} for run, result in results]})
 
 
 def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
@@ -86,7 +86,7 @@ def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
     return run if run.status == "finished" else run.update(max_steps=max_steps)
 
 
-def _trained(runs: "list[Run]", screen: Console) -> "list[Run]":
+def _train_runs(runs: "list[Run]", screen: Console) -> "list[Run]":
     """All of them, as many at once as there are cores: small models gain little by a second one."""
     from attune.platform.training import driver
 
@@ -103,19 +103,19 @@ def _trained(runs: "list[Run]", screen: Console) -> "list[Run]":
     return [finished[run.name] for run in runs]
 
 
-def _show(screen: Console, found: "list[tuple[Run, dict[str, Any]]]") -> None:
+def _show(screen: Console, results: "list[tuple[Run, dict[str, Any]]]") -> None:
     names = [name.replace("_", " ") for name in COLUMNS]
-    made = table(
+    results_table = table(
         "\nOn the test split of the bundled corpus, greedy answers", "run", "minutes", *names,
         numbers=("minutes", *names),
     )  # fmt: skip
-    made.columns[0].no_wrap = True
-    for run, result in found:
+    results_table.columns[0].no_wrap = True
+    for run, result in results:
         values = [format_metric(name, result["metrics"][name]) for name in COLUMNS]
-        made.add_row(run.name, f"{run.result['seconds'] / 60:.1f}", *values)
-    screen.print(made)
-    names_of_runs = shlex.join(run.name for run, _ in found)
-    store = found[0][0].tracking
+        results_table.add_row(run.name, f"{run.result['seconds'] / 60:.1f}", *values)
+    screen.print(results_table)
+    names_of_runs = shlex.join(run.name for run, _ in results)
+    store = results[0][0].tracking
     for does, command in (
         ("talk to them side by side", f"{_bin('attune')} ui {names_of_runs}"),
         ("browse the runs", f"{_bin('mlflow')} ui --backend-store-uri {store}"),

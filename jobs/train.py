@@ -91,17 +91,17 @@ def train(
     asked = {key: value for key, value in asked.items() if value or (key, value) == ("zero", 0)}
     screen = console(as_json)
     if seeds is None:
-        found = _trained([_run(variant, name, seed, asked, resume)], screen)
+        runs = _train_runs([_run(variant, name, seed, asked, resume)], screen)
     else:
-        found = _of_seeds(variant, name, options.seeds(seeds), asked, resume, screen)
-    results = [_result(run) for run in found]
+        runs = _train_seeds(variant, name, options.seeds(seeds), asked, resume, screen)
+    results = [_result(run) for run in runs]
     _show(screen, results)
-    for run in found:
+    for run in runs:
         if run.status == "stopped":
             screen.print(f"stopped: go on with 'attune train {variant} --name {run.name} --resume'")
     if as_json:
-        print_json(results[0] if seeds is None else _together(results))
-    if any(run.status == "stopped" for run in found):
+        print_json(results[0] if seeds is None else _summarize(results))
+    if any(run.status == "stopped" for run in runs):
         raise typer.Exit(130)
 
 
@@ -112,15 +112,15 @@ def _run(
     from attune.platform.training import setup
 
     find_variant(variant)
-    given: dict[str, Any] = {} if seed is None else {"seed": seed}
+    seed_option: dict[str, Any] = {} if seed is None else {"seed": seed}
     if resume:
-        run = setup.find_resumable(variant, name, {**asked, **given})
+        run = setup.find_resumable(variant, name, {**asked, **seed_option})
         if run is not None:
             return run
-    return setup.new_run(variant, name=name, **asked, **given)
+    return setup.new_run(variant, name=name, **asked, **seed_option)
 
 
-def _of_seeds(
+def _train_seeds(
     variant: str, name: str | None, seeds: list[int], asked: dict[str, Any], resume: bool,
     screen: Console,
 ) -> list[Any]:  # fmt: skip
@@ -129,23 +129,25 @@ def _of_seeds(
 
     if resume and not name:
         raise UsageError("--seeds with --resume: say with --name which runs to go on with")
-    found = [_seed_run(variant, name, number, asked, resume) for number in seeds]
-    parent = next((run.parent for run in found if run.parent), None)
+    runs = [_seed_run(variant, name, number, asked, resume) for number in seeds]
+    parent = next((run.parent for run in runs if run.parent), None)
     if parent is None:
         numbers = ",".join(str(seed) for seed in seeds)
-        parent = tracking.start_group(f"{name or variant}-seeds", {"seeds": numbers}, found[0])
-    left = [run.update(parent=parent) for run in found if run.status != "finished"]
+        parent = tracking.start_group(f"{name or variant}-seeds", {"seeds": numbers}, runs[0])
+    unfinished = [run.update(parent=parent) for run in runs if run.status != "finished"]
     try:
-        trained = {run.name: run for run in _trained(left, screen)} if left else {}
+        trained = {run.name: run for run in _train_runs(unfinished, screen)} if unfinished else {}
     except BaseException:
         tracking.finish_group(parent, "failed", {})
         raise
-    found = [trained.get(run.name, run) for run in found]
-    together = _together([_result(run) for run in found])
-    told = {f"{n}_{kind}": v for kind in ("mean", "std") for n, v in together[kind].items()}
-    over = all(run.status == "finished" for run in found)
-    tracking.finish_group(parent, "finished" if over else "stopped", told)
-    return found
+    runs = [trained.get(run.name, run) for run in runs]
+    together = _summarize([_result(run) for run in runs])
+    group_metrics = {
+        f"{n}_{kind}": v for kind in ("mean", "std") for n, v in together[kind].items()
+    }
+    all_finished = all(run.status == "finished" for run in runs)
+    tracking.finish_group(parent, "finished" if all_finished else "stopped", group_metrics)
+    return runs
 
 
 def _seed_run(
@@ -162,7 +164,7 @@ def _seed_run(
     return _run(variant, label, seed, asked, resume)
 
 
-def _trained(runs: list[Any], screen: Console) -> list[Any]:
+def _train_runs(runs: list[Any], screen: Console) -> list[Any]:
     from attune.platform.training import driver
 
     for run in runs:
@@ -184,7 +186,7 @@ def _result(run: Any) -> dict[str, Any]:
     }
 
 
-def _together(results: list[dict[str, Any]]) -> dict[str, Any]:
+def _summarize(results: list[dict[str, Any]]) -> dict[str, Any]:
     names = [n for n in results[0]["metrics"] if all(n in r["metrics"] for r in results)]
     values = {n: [r["metrics"][n] for r in results] for n in names}
     return {

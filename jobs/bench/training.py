@@ -69,15 +69,15 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     peaks: dict[str, float] = {}
     for turn in range(ROUNDS):
         for name, steps in STEPS.items():
-            found = (
-                _through_the_command(data, folder / f"home-{turn}", steps)
+            measured = (
+                _measure_command(data, folder / f"home-{turn}", steps)
                 if name == "attune train"
-                else _in_turns(data, [_Spec(kind=name)], steps)[0]
+                else _measure_loops(data, [_Spec(kind=name)], steps)[0]
             )
-            rates[name].append(found["samples_per_second"])
-            peaks[name] = found["peak_memory_mb"]
+            rates[name].append(measured["samples_per_second"])
+            peaks[name] = measured["peak_memory_mb"]
     systems = [_Spec(variant=name) for name in SYSTEMS]
-    costs = [1 / each["samples_per_second"] for each in _in_turns(data, systems)]
+    costs = [1 / each["samples_per_second"] for each in _measure_loops(data, systems)]
     return {
         "samples_per_second": {name: statistics.median(each) for name, each in rates.items()},
         "all_turns": rates,
@@ -101,42 +101,44 @@ def _ratio(ones: list[float], others: list[float]) -> float:
 
 def _growth(data: Path, specs: dict[int, "_Spec"]) -> dict[int, float]:
     """Milliseconds a sample by size."""
-    found = _in_turns(data, list(specs.values()))
+    measured = _measure_loops(data, list(specs.values()))
     return {
-        size: 1000 / each["samples_per_second"] for size, each in zip(specs, found, strict=True)
+        size: 1000 / each["samples_per_second"] for size, each in zip(specs, measured, strict=True)
     }
 
 
-def show(screen: Console, found: dict[str, Any]) -> None:
+def show(screen: Console, results: dict[str, Any]) -> None:
     """As people read it."""
-    made = table(
+    rates_table = table(
         f"\ntraining {VARIANT} at preset {PRESET}, median of {ROUNDS} turns",
         "", "samples/s", "of the reference", "peak MB",
         numbers=("samples/s", "of the reference", "peak MB"),
     )  # fmt: skip
-    rates = found["samples_per_second"]
-    reference = found["all_turns"]["reference"]
+    rates = results["samples_per_second"]
+    reference = results["all_turns"]["reference"]
     for name, rate in rates.items():
-        ratio = _ratio(found["all_turns"][name], reference)
-        made.add_row(name, f"{rate:.1f}", f"{ratio:.2f}", f"{found['peak_memory_mb'][name]:,.0f}")
-    screen.print(made)
-    screen.print(f"attune train runs at {found['ratio_to_plain']:.2f} of the plain loop")
-    costs = (f"{name} {cost:.2f}" for name, cost in found["cost_of_a_sample"].items())
+        ratio = _ratio(results["all_turns"][name], reference)
+        rates_table.add_row(
+            name, f"{rate:.1f}", f"{ratio:.2f}", f"{results['peak_memory_mb'][name]:,.0f}"
+        )
+    screen.print(rates_table)
+    screen.print(f"attune train runs at {results['ratio_to_plain']:.2f} of the plain loop")
+    costs = (f"{name} {cost:.2f}" for name, cost in results["cost_of_a_sample"].items())
     screen.print(f"a training sample costs, as a multiple of {VARIANT}'s: {', '.join(costs)}")
-    for kind, grown in found["growth"].items():
+    for kind, grown in results["growth"].items():
         each = (f"{size:,}: {cost:.2f}" for size, cost in grown.items())
         screen.print(f"milliseconds a sample by {kind}: {', '.join(each)}")
 
 
-def _through_the_command(data: Path, home: Path, steps: int) -> dict[str, float]:
+def _measure_command(data: Path, home: Path, steps: int) -> dict[str, float]:
     """What a user would type; the rate is that of the steps between two logged times."""
-    told = attune(
+    output = attune(
         home, "train", VARIANT, "--preset", PRESET,
         "--data", str(data), "--max-steps", str(steps), "--name", "bench",
         "--set", "evaluate_every=1000000", "--set", "track_checkpoint=false",
         *(part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")),
     )  # fmt: skip
-    run = Path(told["checkpoint"]).parent
+    run = Path(output["checkpoint"]).parent
     logged = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line["metrics"]]
     first = next(line for line in logged if line["step"] >= WARM_UP)
     last = logged[-1]
@@ -160,20 +162,22 @@ class _Spec:
     """Size of the vocabulary; 0 takes the data's own."""
 
 
-def _in_turns(data: Path, specs: list[_Spec], steps: int = PLAIN_STEPS) -> list[dict[str, float]]:
+def _measure_loops(
+    data: Path, specs: list[_Spec], steps: int = PLAIN_STEPS
+) -> list[dict[str, float]]:
     """Rate and most memory of each loop, all in one new process, some steps of each at a time."""
-    told = json.dumps([dataclasses.asdict(spec) for spec in specs])
-    command = [sys.executable, "-m", __name__, str(data), str(steps), told]
+    specs_json = json.dumps([dataclasses.asdict(spec) for spec in specs])
+    command = [sys.executable, "-m", __name__, str(data), str(steps), specs_json]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    rates: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return rates
 
 
-def _main(data: str, steps: str, told: str) -> None:
+def _main(data: str, steps: str, specs_json: str) -> None:
     """What the new process does."""
-    specs = [_Spec(**each) for each in json.loads(told)]
+    specs = [_Spec(**each) for each in json.loads(specs_json)]
     if all(spec.kind == "plain" for spec in specs):
         keep_freed_memory()
     loops = [_loop(Path(data), spec) for spec in specs]
@@ -201,12 +205,12 @@ def _loop(data: Path, spec: _Spec) -> Iterator[int]:
     variant = build_model(spec.variant, config, vocabulary, EMOTIONS).variant.train()
     if spec.kind == "reference":
         optimizer = torch.optim.Adam(variant.parameters(), lr=1e-4, foreach=False, fused=False)
-        batches = _at_random(columns, training.batch_size)
+        batches = _random_batches(columns, training.batch_size)
     else:
         optimizer = torch.optim.Adam(variant.parameters(), lr=1e-4, fused=True)
         batches = (loaded.batch for loaded in Stream(columns, size=training.batch_size).batches())
     losses: dict[str, Step] = {
-        "plain": _our_loss, "good": _good_loss, "reference": _papers_loss
+        "plain": _our_loss, "good": _good_loss, "reference": _reference_loss
     }  # fmt: skip
     loss = losses[spec.kind]
     for batch in batches:
@@ -232,14 +236,16 @@ def _good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     return nll + emotion_loss(variant.classifier(source[:, 0]), batch)
 
 
-def _papers_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
+def _reference_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     """Kullback-Leibler divergence from a smoothed target that is written out for every place."""
-    context, given = batch["context"], variant.given(batch["response"])
+    context, decoder_input = batch["context"], variant.given(batch["response"])
     [words], [roles] = variant.embedding(context), variant.embedding(batch["context_roles"])
-    [said] = variant.embedding(given)
+    [decoder_embedded] = variant.embedding(decoder_input)
     mask = (context != PADDING)[:, None, None, :]
     source = variant.encoder(words + roles + variant.positions(context.shape[1]), mask)
-    hidden = variant.decoder(said + variant.positions(given.shape[1]), source, mask)
+    hidden = variant.decoder(
+        decoder_embedded + variant.positions(decoder_input.shape[1]), source, mask
+    )
     predicted = F.log_softmax(variant.output.logits(hidden), dim=-1).flatten(0, 1)  # (B T, V)
     response = batch["response"].flatten()
     target = predicted.detach().clone().fill_(SMOOTHING / (predicted.shape[1] - 2))
@@ -250,7 +256,7 @@ def _papers_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     return divergence + emotion_loss(variant.classifier(source[:, 0]), batch)
 
 
-def _at_random(columns: Columns, size: int) -> Iterator[Batch]:
+def _random_batches(columns: Columns, size: int) -> Iterator[Batch]:
     order = np.random.default_rng(0)
     while True:
         shuffled = order.permutation(len(columns["index"]))

@@ -36,7 +36,7 @@ from attune.platform.text.encoders import locate
 
 def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
     """The streams a variant trains on, and the paired samples it is judged by."""
-    folder = _unchanged(run, run.data)
+    folder = _check_unchanged(run, run.data)
     valid = model.columns(read_training_samples(model.variant, folder, "valid"))
     paired = model.columns(read_training_samples(model.variant, folder, "train"))
     streams: dict[str, Columns] = {PAIRED: paired}
@@ -72,17 +72,19 @@ def _read_unpaired_stream(run: Run, config: Any, stream: str) -> pl.DataFrame:
     """Unpaired text: a harvest's, where one is named, else the data's own."""
     if "harvest" not in run.data:
         return read_samples(Path(run.data["folder"]), UNPAIRED_FILES[stream])
-    return read_unpaired(_unchanged(run, run.data["harvest"]), stream, config.harvest_threshold)
+    return read_unpaired(
+        _check_unchanged(run, run.data["harvest"]), stream, config.harvest_threshold
+    )
 
 
-def _unchanged(run: Run, data: Mapping[str, Any]) -> Path:
+def _check_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
     """A folder that a run learns from, which must be what it was when the run began."""
     folder = Path(data["folder"])
-    found = read_manifest(folder)["hash"]
-    if found != data["hash"]:
+    current_hash = read_manifest(folder)["hash"]
+    if current_hash != data["hash"]:
         raise UsageError(
-            f"{folder} has changed since the run '{run.name}' began (hash {found[:12]} instead of "
-            f"{data['hash'][:12]}): prepare it as it was, or begin a new run"
+            f"{folder} has changed since the run '{run.name}' began (hash {current_hash[:12]} "
+            f"instead of {data['hash'][:12]}): prepare it as it was, or begin a new run"
         )
     return folder
 
@@ -137,7 +139,7 @@ def harvest_record(requirements: DataRequirements, config: Any) -> dict[str, Any
     if not set(requirements.streams) & set(UNPAIRED_FILES) or not config.harvest:
         return {}
     folder = Path(config.harvest)
-    found = check_harvest(folder)["hash"]
+    harvest_hash = check_harvest(folder)["hash"]
     for stream in UNPAIRED_FILES:  # a threshold that keeps nothing is told at once
         read_unpaired(folder, stream, config.harvest_threshold)
-    return {"harvest": {"folder": str(folder.absolute()), "hash": found}}
+    return {"harvest": {"folder": str(folder.absolute()), "hash": harvest_hash}}

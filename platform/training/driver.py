@@ -24,56 +24,56 @@ from attune.platform.serving.responder import Responder
 from attune.platform.training.loop import PLAN, PROBLEM, RESULT
 
 SAMPLE_ANSWERS = 20
-LONGEST_ERROR = 1000
-SECONDS_BETWEEN_LOOKS = 0.5
+MAX_ERROR_LENGTH = 1000
+POLL_SECONDS = 0.5
 """At what the workers have logged: each look takes a core from them for a moment."""
-SECONDS_TO_SEND = 60.0
+SEND_TIMEOUT = 60.0
 """How long to wait at the end for a tracking server that does not answer."""
 
-Show = Callable[[str, dict[str, Any]], None]
+ShowLine = Callable[[str, dict[str, Any]], None]
 """Called with the name of a run and each line that it logs, or `{"message": ...}`."""
 
 
-def train(run: Run, show: Show = lambda _, line: None) -> Run:  # noqa: ARG005
+def train(run: Run, show: ShowLine = lambda _, line: None) -> Run:  # noqa: ARG005
     """Train a run, or go on with it; Ctrl-C and SIGTERM keep a checkpoint and end it."""
     [ended] = train_all([run], show)
     return ended
 
 
-def train_all(runs: Sequence[Run], show: Show) -> list[Run]:
+def train_all(runs: Sequence[Run], show: ShowLine) -> list[Run]:
     """The same for several, as many at once as there is room for; one that fails lets the others go
     on, and is told of at the end."""
     with ExitStack() as held:
         for run in runs:
-            held.enter_context(_alone(run))
-        _join(runs)
-        begun = [_begun(run) for run in runs]
+            held.enter_context(_lock_run(run))
+        _connect(runs)
+        started = [_start(run) for run in runs]
         with ExitStack() as sending:
-            senders = [sending.enter_context(tracking.Sender(run)) for run in begun]
-            failures = _watched(begun, show)
+            senders = [sending.enter_context(tracking.Sender(run)) for run in started]
+            failures = _train_and_watch(started, show)
         ended = []
-        for run, sender in zip(begun, senders, strict=True):
-            unsent = sender.close(SECONDS_TO_SEND)
-            ended.append(_ended(run, failures.get(run.name)))
+        for run, sender in zip(started, senders, strict=True):
+            unsent = sender.close(SEND_TIMEOUT)
+            ended.append(_finish(run, failures.get(run.name)))
             tracking.finish(ended[-1], sample_answers(ended[-1]))
             if unsent:
-                show(run.name, {"message": _later(run, unsent)})
+                show(run.name, {"message": _unsent_message(run, unsent)})
     for failure in failures.values():
         raise failure
     return ended
 
 
-def _join(runs: Sequence[Run]) -> None:
+def _connect(runs: Sequence[Run]) -> None:
     """Be in a cluster before MLflow is told; a run that is new says of itself that it runs."""
     try:
         cluster.connect()
     except Exception as error:
         for run in runs:
-            run.update(status="failed", error=_short(error))
+            run.update(status="failed", error=_one_line(error))
         raise
 
 
-def _begun(run: Run) -> Run:
+def _start(run: Run) -> Run:
     run.stop_file.unlink(missing_ok=True)
     for left in (RESULT, PLAN, PROBLEM):
         (run.folder / left).unlink(missing_ok=True)
@@ -87,7 +87,7 @@ def _begun(run: Run) -> Run:
 
 
 @contextmanager
-def _alone(run: Run) -> Iterator[None]:
+def _lock_run(run: Run) -> Iterator[None]:
     """Nobody else may train the same run at the same time; the lock goes with the process."""
     with (run.folder / "lock").open("w") as file:
         try:
@@ -97,7 +97,7 @@ def _alone(run: Run) -> Iterator[None]:
         yield
 
 
-def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
+def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseException]:
     """Have the workers train while showing what they log; what went wrong with which run."""
     from attune.platform.training.worker import work  # imports Ray
 
@@ -114,7 +114,7 @@ def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
             except BaseException as error:
                 failures[run.name] = error
             if (problem := run.folder / PROBLEM).exists():
-                failures[run.name] = ServiceError(_failed(run, problem))
+                failures[run.name] = ServiceError(_failure_message(run, problem))
 
     threads = [
         threading.Thread(target=fit, args=(run,), name=f"fit {run.name}", daemon=True)
@@ -122,20 +122,20 @@ def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
     ]
     for thread in threads:
         thread.start()
-    lines = [_Lines(run) for run in runs]
+    lines = [_LogFollower(run) for run in runs]
     while alive := [thread for thread in threads if thread.is_alive()]:
         try:
-            alive[0].join(SECONDS_BETWEEN_LOOKS)
+            alive[0].join(POLL_SECONDS)
             for each in lines:
                 each.show(show)
-                if not each.planned:
-                    each.waits(cluster.waits_for(each.run, cores))
+                if not each.has_plan:
+                    each.report_waiting(cluster.waits_for(each.run, cores))
         except (KeyboardInterrupt, SystemExit):
             if any(run.stop_file.exists() for run in runs):  # asked twice: at once, then
                 raise
             for run in runs:
                 run.stop_file.touch()
-            if not any(each.planned for each in lines):  # no worker is there to obey
+            if not any(each.has_plan for each in lines):  # no worker is there to obey
                 break
             asked = "stopping after this step, with a checkpoint; again to stop at once"
             show(runs[0].name, {"message": asked})
@@ -144,35 +144,35 @@ def _watched(runs: Sequence[Run], show: Show) -> dict[str, BaseException]:
     return failures
 
 
-class _Lines:
+class _LogFollower:
     """Shows each line of a run's metrics and log once, and reads only what is new of them."""
 
     def __init__(self, run: Run):
         self.run = run
-        self.read = {path: _size(path) for path in self._files()}
-        self.planned = False
+        self.read = {path: _size(path) for path in self._followed_files()}
+        self.has_plan = False
         """Whether its workers have begun."""
-        self.waited = self.told = False
+        self.was_waiting = self.reported_waiting = False
 
-    def waits(self, wanted: str) -> None:
+    def report_waiting(self, wanted: str) -> None:
         """Say what the run waits for, and when it has it; not of what passes between two looks."""
         now = bool(wanted)
-        if now == self.waited != self.told:
+        if now == self.was_waiting != self.reported_waiting:
             write_log(self.run, f"waits for {wanted}" if wanted else "has all it needs")
-            self.told = now
-        self.waited = now
+            self.reported_waiting = now
+        self.was_waiting = now
 
-    def show(self, show: Show) -> None:
-        if not self.planned and (self.run.folder / PLAN).exists():
+    def show(self, show: ShowLine) -> None:
+        if not self.has_plan and (self.run.folder / PLAN).exists():
             plan = json.loads((self.run.folder / PLAN).read_text(encoding="utf-8"))
             show(self.run.name, plan)
-            self.planned = True
-        for path in self._files():
-            for line in self._new(path):
+            self.has_plan = True
+        for path in self._followed_files():
+            for line in self._read_new_lines(path):
                 logged = json.loads(line) if path.suffix == ".jsonl" else {"message": line}
                 show(self.run.name, logged)
 
-    def _new(self, path: Path) -> list[str]:
+    def _read_new_lines(self, path: Path) -> list[str]:
         size = _size(path)
         if size <= self.read[path]:  # what a worker that begins again has dropped was shown before
             self.read[path] = size
@@ -183,7 +183,7 @@ class _Lines:
         self.read[path] += len(whole) + len(end)
         return whole.decode().split("\n") if end else []
 
-    def _files(self) -> tuple[Path, Path]:
+    def _followed_files(self) -> tuple[Path, Path]:
         return self.run.metrics_file, log_file(self.run)
 
 
@@ -191,7 +191,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _ended(run: Run, failure: BaseException | None) -> Run:
+def _finish(run: Run, failure: BaseException | None) -> Run:
     path = run.folder / RESULT
     if failure is None and path.exists():
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -199,33 +199,33 @@ def _ended(run: Run, failure: BaseException | None) -> Run:
     elif failure is None:
         ended = run.update(status="stopped")
     else:
-        ended = run.update(status="failed", error=_cause(run, failure))
+        ended = run.update(status="failed", error=_failure_summary(run, failure))
     write_log(ended, ": ".join(filter(None, (ended.status, ended.error))),
                "error" if ended.error else "info")  # fmt: skip
     return ended
 
 
-def _failed(run: Run, problem: Path) -> str:
+def _failure_message(run: Run, problem: Path) -> str:
     """What its only worker raised, as it told before it ended."""
     return f"run '{run.name}' failed: {_last_line(problem)}\nThe details are in {problem}"
 
 
-def _cause(run: Run, failure: BaseException) -> str:
+def _failure_summary(run: Run, failure: BaseException) -> str:
     """An exception in one line."""
     if (problem := run.folder / PROBLEM).exists():
         return _last_line(problem)
-    return _short(failure)
+    return _one_line(failure)
 
 
-def _short(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0][:LONGEST_ERROR]
+def _one_line(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0][:MAX_ERROR_LENGTH]
 
 
 def _last_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip().splitlines()[-1][:LONGEST_ERROR]
+    return path.read_text(encoding="utf-8").strip().splitlines()[-1][:MAX_ERROR_LENGTH]
 
 
-def _later(run: Run, unsent: int) -> str:
+def _unsent_message(run: Run, unsent: int) -> str:
     return (
         f"{unsent} logged lines could not be sent to {run.tracking}; they are kept in "
         f"{run.metrics_file} and are sent by 'attune runs --send' once it answers"

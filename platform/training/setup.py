@@ -18,7 +18,12 @@ from attune.models.base import (
 from attune.platform.core.commit import commit
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import current_job
-from attune.platform.core.settings import apply_overrides, find_variant
+from attune.platform.core.settings import (
+    apply_overrides,
+    find_variant,
+    labels_utterances,
+    variants_where,
+)
 from attune.platform.data import bundled
 from attune.platform.data.dataset_folder import LEXICON, TOKENS, read_manifest, read_samples
 from attune.platform.data.labels import EMOTIONS
@@ -142,13 +147,13 @@ def _read_deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[st
     """What a file of DeepSpeed's settings says, and the ZeRO stage, from there or asked for."""
     if training.deepspeed is None:
         return {}, zero or 0
-    found = engine.read_deepspeed_settings(training.deepspeed)
-    stage = found.get(engine.ZERO, {}).get("stage", zero or 0)
+    settings = engine.read_deepspeed_settings(training.deepspeed)
+    stage = settings.get(engine.ZERO, {}).get("stage", zero or 0)
     if zero not in (None, stage):
         raise UsageError(
             f"--zero {zero}, but deepspeed={training.deepspeed} says stage {stage}: leave one out"
         )
-    return found, stage
+    return settings, stage
 
 
 def _build_vocabulary(
@@ -210,7 +215,8 @@ def _find_labeller_run(
     if training.labeller is not None:
         run = find_run(training.labeller)
         if find_variant(run.variant)[0].requirements.labels != "utterances":
-            raise UsageError(f"labeller={training.labeller}: name a run of intent-classifier")
+            able = " or ".join(variants_where(labels_utterances))
+            raise UsageError(f"labeller={training.labeller}: name a run of {able}")
         if not run.model.is_dir():
             raise UsageError(f"labeller={training.labeller}: '{run.name}' has no model yet")
         return run.model, ""
@@ -219,8 +225,8 @@ def _find_labeller_run(
         if run.name == name and run.model.is_dir():
             return run.model, ""
     return None, (
-        "when it answers, what it is told has no labels: name a run of intent-classifier with "
-        "--set labeller=RUN"
+        "when it answers, what it is told has no labels: name a run of "
+        f"{' or '.join(variants_where(labels_utterances))} with --set labeller=RUN"
     )
 
 
@@ -347,9 +353,9 @@ def build_run_model(run: Run) -> Model:
 
 def load_initial_weights(variant: Variant, folder: Path) -> None:
     """Take over the weights of another model that have the same name and shape."""
-    given = load_file(folder / MODEL_WEIGHTS)
-    own = variant.state_dict()
-    shared = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
+    initial = load_file(folder / MODEL_WEIGHTS)
+    current = variant.state_dict()
+    shared = {n: t for n, t in initial.items() if n in current and current[n].shape == t.shape}
     if not shared:
         raise UsageError(f"--init {folder}: none of its weights fit this variant")
     variant.load_state_dict(shared, strict=False)

@@ -40,11 +40,11 @@ def compute_validation_metrics(
     no perplexity before the first stage that teaches to speak: it would be chance's. It is of
     words, so that models which cut them up can be compared with those that do not.
     """
-    trained, speaks = variant.training, _speaks(variant, stage)
+    was_training, reports_perplexity = variant.training, _trains_decoder(variant, stage)
     variant.eval()
-    sums = _Sums()
-    judged = followed(columns) if stage.streams[0] == FOLLOWED else columns
-    for batch in _whole_split(judged, group):
+    sums = _MetricSums()
+    loss_columns = followed(columns) if stage.streams[0] == FOLLOWED else columns
+    for batch in _iterate_split(loss_columns, group):
         seed_generators(int(batch["index"][0]))
         for update in stage.updates:
             terms = getattr(variant, update.losses)(
@@ -55,34 +55,36 @@ def compute_validation_metrics(
             sums.add("valid_loss", total_loss(update, terms))
     # The likelihood is among the terms already where these are of all samples.
     likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
-    known = judged is columns and likelihood in sums.values
-    for batch in _whole_split(columns, group):
-        if speaks and not known:
+    likelihood_known = loss_columns is columns and likelihood in sums.values
+    for batch in _iterate_split(columns, group):
+        if reports_perplexity and not likelihood_known:
             assert isinstance(variant, DialogueVariant)
             sums.add("log_likelihood", variant.log_likelihood(batch).sum() / batch.tokens)
         for name, predicted in variant.predict(batch).items():
-            right = predicted.argmax(dim=-1) == batch[name]
+            correct = predicted.argmax(dim=-1) == batch[name]
             labelled = float((np.asarray(columns[name]) >= 0).sum())
-            sums.add(f"valid_{name}_accuracy", right.sum() / max(labelled, 1.0))
-    variant.train(trained)
-    found = sums.over_all(group)
-    if speaks:
-        nll = found[likelihood] if known else -found.pop("log_likelihood")
-        found["valid_perplexity"] = math.exp(min(nll * tokens_per_word, 700.0))
-    return found
+            sums.add(f"valid_{name}_accuracy", correct.sum() / max(labelled, 1.0))
+    variant.train(was_training)
+    metrics = sums.reduce(group)
+    if reports_perplexity:
+        nll = metrics[likelihood] if likelihood_known else -metrics.pop("log_likelihood")
+        metrics["valid_perplexity"] = math.exp(min(nll * tokens_per_word, 700.0))
+    return metrics
 
 
-def _speaks(variant: Variant, stage: Stage) -> bool:
+def _trains_decoder(variant: Variant, stage: Stage) -> bool:
     """Whether the likelihood of responses is learned in a stage, or was in one before it."""
     if not isinstance(variant, DialogueVariant):
         return False
     stages = variant.stages()
-    done = stages[: [each.name for each in stages].index(stage.name) + 1]
-    taught = {name for each in done for update in each.updates for name in update.weights}
-    return variant.likelihood_term is None or variant.likelihood_term in taught
+    stages_so_far = stages[: [each.name for each in stages].index(stage.name) + 1]
+    trained_terms = {
+        name for each in stages_so_far for update in each.updates for name in update.weights
+    }
+    return variant.likelihood_term is None or variant.likelihood_term in trained_terms
 
 
-class _Sums:
+class _MetricSums:
     """Numbers by name, added up over batches and workers."""
 
     def __init__(self) -> None:
@@ -92,14 +94,14 @@ class _Sums:
         before = self.values.get(name, torch.zeros((), dtype=torch.float64))
         self.values[name] = before + value.double().cpu()
 
-    def over_all(self, group: ProcessGroup) -> dict[str, float]:
+    def reduce(self, group: ProcessGroup) -> dict[str, float]:
         names = sorted(self.values)
         values = torch.stack([self.values[name] for name in names])
         together = group.mean(values) * group.world_size
         return dict(zip(names, together.tolist(), strict=True))
 
 
-def _whole_split(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
+def _iterate_split(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
     """A worker's batches of a split; each is told the counts of the whole split to divide by, so
     that its means add up to the split's."""
     stream = Stream(

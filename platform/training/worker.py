@@ -36,8 +36,8 @@ def work(settings: dict[str, Any]) -> None:
         if worker.world_size > 1:  # it may be another's death that this one noticed
             raise
         # Of a single worker's own doing: Ray would start it again to raise it again.
-        told = isinstance(error, UsageError | DataError)
-        text = str(error) if told else traceback.format_exc()
+        is_expected = isinstance(error, UsageError | DataError)
+        text = str(error) if is_expected else traceback.format_exc()
         (run.folder / PROBLEM).write_text(text, encoding="utf-8")
 
 
@@ -47,15 +47,15 @@ def gauges(run: Run) -> Export:
     from ray.util.metrics import Gauge
 
     tags = {"run": run.name, "variant": run.variant, "job": os.environ.get(JOB, "")}
-    known: dict[str, Gauge] = {}
+    gauge_by_name: dict[str, Gauge] = {}
 
-    def export(step: int, found: Mapping[str, float]) -> None:
-        for name, value in {"step": step, **found}.items():
-            if name not in known:
+    def export(step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in {"step": step, **metrics}.items():
+            if name not in gauge_by_name:
                 about = f"What a run logs as {name}."
-                known[name] = Gauge(f"attune_{name}", about, tag_keys=tuple(tags))
-                known[name].set_default_tags(tags)
-            known[name].set(value)
+                gauge_by_name[name] = Gauge(f"attune_{name}", about, tag_keys=tuple(tags))
+                gauge_by_name[name].set_default_tags(tags)
+            gauge_by_name[name].set(value)
 
     return export
 
