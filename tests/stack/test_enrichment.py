@@ -68,12 +68,12 @@ def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_
     probabilities = cause_probabilities(model, samples)
     threshold = float(probabilities.explode().median())
     out = tmp_path / "marked"
-    made = attune(
+    report = attune(
         "annotate", "cause", "marker", "--data", "bundled", "--out", out, "--threshold", threshold,
         "--replace",
     )  # fmt: skip
-    assert made["hash"] == read_manifest(out)["hash"] != read_manifest(prepared)["hash"]
-    assert made["splits"] == read_manifest(prepared)["splits"]
+    assert report["hash"] == read_manifest(out)["hash"] != read_manifest(prepared)["hash"]
+    assert report["splits"] == read_manifest(prepared)["splits"]
     assert read_samples(out, "train").height > 2 * CAUSE_SHARD_ROWS  # several tasks
     marked = read_samples(out, "valid")
     # Marks near the threshold may fall to either side: another process adds up in another order.
@@ -93,23 +93,23 @@ def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, t
 
     out = tmp_path / "harvest"
     command = ("data", "harvest", "teller", "--source", prepared, "--out", out)
-    made = attune(*command, "--threshold", 0)
-    assert made["hash"] == read_manifest(out)["hash"]
+    report = attune(*command, "--threshold", 0)
+    assert report["hash"] == read_manifest(out)["hash"]
     splits = read_manifest(prepared)["splits"]
     pairs = sum(splits[split]["samples"] for split in ("train", "valid", "test"))
     assert pairs > 2 * TEXT_SHARD_ROWS  # several tasks
-    assert made["streams"]["contexts"]["kept"] == made["streams"]["contexts"]["texts"] == pairs
+    assert report["streams"]["contexts"]["kept"] == report["streams"]["contexts"]["texts"] == pairs
     samples = read_samples(prepared, "test").tail(20)
-    assert made["harvest"]["temperature"] == fit_temperatures(run)
+    assert report["harvest"]["temperature"] == fit_temperatures(run)
     model = load_model(run.model)
     for kind, stream in zip(TEXT_KINDS, UNPAIRED, strict=True):
-        found = read_samples(out, stream).tail(20)
+        actual = read_samples(out, stream).tail(20)
         best = classify_texts(model, samples, kind).argmax(axis=1)
         emotions = pl.Series([model.variant.data_info.emotions[number] for number in best])
-        assert found[kind].to_list() == samples[kind].to_list()
+        assert actual[kind].to_list() == samples[kind].to_list()
         # Another process adds up in another order: the likeliest may be one of two equals.
-        assert (found["emotion"] == emotions).mean() > 0.9
+        assert (actual["emotion"] == emotions).mean() > 0.9
     again = attune(*command, "--threshold", 0.5)
-    assert again["hash"] == made["hash"]
+    assert again["hash"] == report["hash"]
     assert again["streams"]["responses"]["kept"] < pairs
     assert not list(tmp_path.glob(".*"))  # nothing is left of the work

@@ -35,8 +35,8 @@ def reccon(folder, **splits):
             f"{split}_{number}": [
                 [
                     {"turn": turn, "speaker": speaker, "utterance": text, "emotion": emotion}
-                    | ({"expanded emotion cause evidence": found} if found is not None else {})
-                    for turn, (speaker, text, emotion, found) in enumerate(dialogue, start=1)
+                    | ({"expanded emotion cause evidence": actual} if actual is not None else {})
+                    for turn, (speaker, text, emotion, actual) in enumerate(dialogue, start=1)
                 ]
             ]
             for number, dialogue in enumerate(dialogues)
@@ -232,18 +232,18 @@ def test_a_copied_run_needs_nothing_else(build, tiny_encoder, samples, tmp_path)
 def test_scores_are_what_they_say(build, monkeypatch):
     truth = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0]).bool().numpy()
     marks = torch.tensor([1, 1, 0, 1, 1, 0, 0, 0]).bool().numpy()
-    found = cause_metrics.scores(marks, truth)
-    assert found["cause_precision"] == 2 / 4
-    assert found["cause_recall"] == 2 / 3
-    assert found["cause_f1"] == pytest.approx(4 / 7)
-    assert found["macro_f1"] == pytest.approx((4 / 7 + 6 / 9) / 2)
-    assert found["agreement"] == 5 / 8
+    actual = cause_metrics.scores(marks, truth)
+    assert actual["cause_precision"] == 2 / 4
+    assert actual["cause_recall"] == 2 / 3
+    assert actual["cause_f1"] == pytest.approx(4 / 7)
+    assert actual["macro_f1"] == pytest.approx((4 / 7 + 6 / 9) / 2)
+    assert actual["agreement"] == 5 / 8
     nothing = torch.zeros(3).bool().numpy()
     assert cause_metrics.scores(nothing, nothing)["cause_f1"] == 0
     assert cause_metrics.scores(nothing, nothing)["agreement"] == 1
 
     roles = [["speaker", "listener", "speaker"], ["listener"], ["speaker", "listener"]]
-    given = pl.DataFrame(
+    inputs = pl.DataFrame(
         {
             "conversation_id": ["a", "b", "c"],
             "turn": [3, 1, 2],
@@ -255,7 +255,7 @@ def test_scores_are_what_they_say(build, monkeypatch):
     )
     probabilities = pl.Series([[0.1, 0.6, 0.8], [0.9], [0.6, 0.2]])
     monkeypatch.setattr(cause_metrics, "cause_probabilities", lambda *_: probabilities)
-    metrics = cause_metrics.evaluate(build("cause-annotator"), given, 0.7).metrics
+    metrics = cause_metrics.evaluate(build("cause-annotator"), inputs, 0.7).metrics
     assert metrics["agreement"] == 5 / 6
     assert metrics["every_speaker_turn_cause_precision"] == 2 / 3
     assert metrics["every_speaker_turn_cause_recall"] == 2 / 3
@@ -306,10 +306,10 @@ def unmarked(tmp_path_factory):
 def marked_by_hand(run, folder, stream, threshold):
     """What the marks of a stream must be."""
     samples = read_samples(folder, stream)
-    felt = samples.filter(pl.col("emotion").is_not_null())
-    marks = cause_probabilities(load_model(run.model), felt)
-    found = iter(marks.list.eval(pl.element() >= threshold).to_list())
-    return [None if emotion is None else next(found) for emotion in samples["emotion"]]
+    emotional = samples.filter(pl.col("emotion").is_not_null())
+    marks = cause_probabilities(load_model(run.model), emotional)
+    actual = iter(marks.list.eval(pl.element() >= threshold).to_list())
+    return [None if emotion is None else next(actual) for emotion in samples["emotion"]]
 
 
 @pytest.mark.usefixtures("home")
@@ -318,20 +318,20 @@ def test_annotate_adds_marks(call, here, unmarked, tmp_path):
     marks = cause_probabilities(load_model(run.model), read_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
     command = ("annotate", "cause", "marker", "--data", unmarked, "--out", tmp_path / "out")
-    said = json_output(call(*command, "--threshold", threshold, "--json"))
+    message = json_output(call(*command, "--threshold", threshold, "--json"))
     manifest = read_manifest(tmp_path / "out")
-    assert said["hash"] == manifest["hash"] != read_manifest(unmarked)["hash"]
-    assert said["causes"] == manifest["causes"]
+    assert message["hash"] == manifest["hash"] != read_manifest(unmarked)["hash"]
+    assert message["causes"] == manifest["causes"]
     assert manifest["causes"]["run"] == "marker"
     assert manifest["causes"]["threshold"] == threshold
     assert manifest["causes"]["data"] == read_manifest(unmarked)["hash"]
-    assert 0 < said["cause_share"]["valid"] < 1
+    assert 0 < message["cause_share"]["valid"] < 1
     for stream in ("train", "valid", "test"):
-        given, made = read_samples(unmarked, stream), read_samples(tmp_path / "out", stream)
+        inputs, output = read_samples(unmarked, stream), read_samples(tmp_path / "out", stream)
         expected = marked_by_hand(run, unmarked, stream, threshold)
-        assert made["context_causes"].to_list() == expected
-        assert made.schema == SAMPLES
-        assert made.drop("context_causes").equals(given.drop("context_causes"))
+        assert output["context_causes"].to_list() == expected
+        assert output.schema == SAMPLES
+        assert output.drop("context_causes").equals(inputs.drop("context_causes"))
     assert None in read_samples(tmp_path / "out", "train")["context_causes"].to_list()
     assert len(here) == 5  # 12 samples of train in three shards, 4 each of valid and test
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out"]
@@ -364,9 +364,12 @@ def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
     for split, columns in by_itself.items():
         marks = pl.Series(marked_by_hand(marker, unmarked, split, threshold))
         expected = model.columns(read_samples(out, split).with_columns(context_causes=marks))
-        found, given = columns["context_causes"].values, by_the_data[split]["context_causes"].values
-        assert np.array_equal(found, expected["context_causes"].values)
-        assert not np.array_equal(found, given)
+        actual, inputs = (
+            columns["context_causes"].values,
+            by_the_data[split]["context_causes"].values,
+        )
+        assert np.array_equal(actual, expected["context_causes"].values)
+        assert not np.array_equal(actual, inputs)
     with pytest.raises(UsageError, match="has no probabilities of causes"):
         setup.new_run("emotion-cause-soft", data=str(prepared), overrides={"cause_threshold": 0.5})
 
@@ -398,35 +401,35 @@ def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch
 
 @pytest.mark.usefixtures("home", "here")
 def test_annotate_refuses(call, prepared, unmarked, tmp_path):
-    def said(*arguments):
+    def message(*arguments):
         return error_of(call("annotate", "cause", *arguments))
 
-    assert "'dummy' marks no causes" in said("talker", "--data", unmarked)
-    assert "did you mean 'marker'" in said("maker", "--data", unmarked)
-    assert "is not a prepared folder" in said("marker", "--data", tmp_path / "none")
-    assert "its source brings them" in said("marker", "--data", prepared)
-    assert "between 0 and 1" in said("marker", "--data", unmarked, "--threshold", "1.5")
-    assert "is the data itself" in said("marker", "--data", unmarked, "--out", unmarked)
+    assert "'dummy' marks no causes" in message("talker", "--data", unmarked)
+    assert "did you mean 'marker'" in message("maker", "--data", unmarked)
+    assert "is not a prepared folder" in message("marker", "--data", tmp_path / "none")
+    assert "its source brings them" in message("marker", "--data", prepared)
+    assert "between 0 and 1" in message("marker", "--data", unmarked, "--threshold", "1.5")
+    assert "is the data itself" in message("marker", "--data", unmarked, "--out", unmarked)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note").write_text("mine")
-    assert "is there already" in said("marker", "--data", unmarked, "--out", tmp_path / "full")
+    assert "is there already" in message("marker", "--data", unmarked, "--out", tmp_path / "full")
     source = reccon(tmp_path / "raw", train=[DIALOGUE])
     prepare(source, tmp_path / "feelings")
-    assert "no sample has an emotion" in said("marker", "--data", tmp_path / "feelings")
+    assert "no sample has an emotion" in message("marker", "--data", tmp_path / "feelings")
 
 
 @pytest.mark.usefixtures("home")
 def test_evaluate_measures_marks(call, tmp_path):
     prepare(reccon(tmp_path / "raw", test=[DIALOGUE]), tmp_path / "feelings")
     command = ("evaluate", "marker", "--data", tmp_path / "feelings")
-    found = json_output(call(*command, "--threshold", "0.01", "--json"))
-    assert found["decode"] is None
-    assert found["signature"] == "threshold:0.01 samples:3"
-    assert found["metrics"]["cause_recall"] == 1.0  # nothing is below the threshold
-    assert found["metrics"]["cause_precision"] == pytest.approx(4 / 7)
-    assert found["metrics"]["every_speaker_turn_cause_precision"] == pytest.approx(3 / 4)
-    assert found["metrics"]["last_speaker_turn_cause_precision"] == pytest.approx(2 / 3)
-    kept = pl.read_parquet(found["answers"])
+    actual = json_output(call(*command, "--threshold", "0.01", "--json"))
+    assert actual["decode"] is None
+    assert actual["signature"] == "threshold:0.01 samples:3"
+    assert actual["metrics"]["cause_recall"] == 1.0  # nothing is below the threshold
+    assert actual["metrics"]["cause_precision"] == pytest.approx(4 / 7)
+    assert actual["metrics"]["every_speaker_turn_cause_precision"] == pytest.approx(3 / 4)
+    assert actual["metrics"]["last_speaker_turn_cause_precision"] == pytest.approx(2 / 3)
+    kept = pl.read_parquet(actual["answers"])
     assert kept["probability"].list.len().to_list() == [1, 2, 4]
     assert "--decode is for runs that answer" in error_of(call(*command, "--decode", "beam"))
     assert "--threshold is for runs of an annotator" in error_of(

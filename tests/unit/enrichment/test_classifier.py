@@ -104,18 +104,18 @@ def test_the_calibration_error_is_the_one_worked_out_by_hand():
     confidence = np.array([0.9, 0.9, 0.9, 0.9, 0.5, 0.5])
     right = [0, 0, 1, 1, 0, 1]  # half of the sure ones: 0.4 off; of the others: right
     log_probabilities = np.log(np.stack([confidence, 1 - confidence], axis=1))
-    found = calibration.reliability(log_probabilities, np.array(right))
-    assert found.error == pytest.approx(4 / 6 * 0.4)
-    assert found.count.sum() == 6
-    assert found.count[13] == 4  # 0.9 * 15 = 13.5
-    assert found.accuracy[13] == 0.5
-    assert np.isnan(found.accuracy[0])
+    actual = calibration.reliability(log_probabilities, np.array(right))
+    assert actual.error == pytest.approx(4 / 6 * 0.4)
+    assert actual.count.sum() == 6
+    assert actual.count[13] == 4  # 0.9 * 15 = 13.5
+    assert actual.accuracy[13] == 0.5
+    assert np.isnan(actual.accuracy[0])
     sure = calibration.reliability(np.array([[0.0, -np.inf]]), np.array([0]))
     assert sure.count[-1] == 1
     assert sure.error == 0.0
 
 
-def test_the_temperature_is_found():
+def test_the_temperature_is_recovered():
     draw = np.random.default_rng(0)
     logits = draw.normal(0, 2, (20_000, 8))
     honest = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -134,19 +134,19 @@ def test_the_temperature_is_found():
 
 def test_weighted_scores_count_labels_as_often_as_they_are_true():
     likeliest = np.log(np.eye(3)[[0, 1, 1, 1]] * 0.9 + 0.05)
-    found = metrics.weighted_scores(likeliest, np.array([0, 0, 0, 1]))
-    assert found["weighted_precision"] == pytest.approx((3 * 1 + 1 / 3) / 4)
-    assert found["weighted_recall"] == pytest.approx((3 * (1 / 3) + 1) / 4)
-    assert found["weighted_f1"] == pytest.approx(0.5)
+    actual = metrics.weighted_scores(likeliest, np.array([0, 0, 0, 1]))
+    assert actual["weighted_precision"] == pytest.approx((3 * 1 + 1 / 3) / 4)
+    assert actual["weighted_recall"] == pytest.approx((3 * (1 / 3) + 1) / 4)
+    assert actual["weighted_f1"] == pytest.approx(0.5)
 
 
 def test_scores_say_what_a_threshold_keeps():
     probabilities = np.array([[0.7, 0.2, 0.1], [0.65, 0.3, 0.05], [0.4, 0.5, 0.1], [0.6, 0.2, 0.2]])
-    found = emotion_metrics.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.6)
-    assert found["emotion_accuracy"] == 0.5
-    assert found["emotion_accuracy_top2"] == 1.0
-    assert found["kept_share"] == 0.5  # above, not from it on
-    assert found["kept_accuracy"] == 0.5
+    actual = emotion_metrics.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.6)
+    assert actual["emotion_accuracy"] == 0.5
+    assert actual["emotion_accuracy_top2"] == 1.0
+    assert actual["kept_share"] == 0.5  # above, not from it on
+    assert actual["kept_accuracy"] == 0.5
     assert (
         emotion_metrics.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.8)["kept_accuracy"]
         is None
@@ -171,17 +171,17 @@ def home(home_with, build, taught):
 @pytest.mark.usefixtures("home")
 def test_temperatures_are_fitted_on_valid_and_kept(prepared, monkeypatch):
     run = find_run("teller")
-    found = fit_temperatures(run)
+    actual = fit_temperatures(run)
     model, samples = load_model(run.model), read_samples(prepared, "valid")
     truth = np.array([EMOTIONS.index(emotion) for emotion in samples["emotion"]])
     for kind in TEXT_KINDS:
         raw = classify_texts(model, samples, kind)
-        assert found[kind] == pytest.approx(calibration.temperature(raw, truth), rel=1e-3)
-    assert found["context"] != found["response"]
+        assert actual[kind] == pytest.approx(calibration.temperature(raw, truth), rel=1e-3)
+    assert actual["context"] != actual["response"]
     kept = json.loads((run.model / CALIBRATION_FILE).read_text())
-    assert kept == {"temperature": found, "split": "valid", "samples": samples.height}
+    assert kept == {"temperature": actual, "split": "valid", "samples": samples.height}
     monkeypatch.setattr(classifier, "classify_texts", None)  # not fitted a second time
-    assert fit_temperatures(run) == found
+    assert fit_temperatures(run) == actual
 
 
 @pytest.mark.usefixtures("home")
@@ -195,15 +195,15 @@ def test_data_that_changed_cannot_calibrate():
 @pytest.mark.usefixtures("home")
 def test_evaluate_measures_labels(call, prepared):
     done = json_output(call("evaluate", "teller", "--threshold", "0.01", "--json"))
-    found = done["metrics"]
+    actual = done["metrics"]
     names = (
         "emotion_accuracy", "emotion_accuracy_top2", "emotion_accuracy_top5", "calibration_error",
         "calibration_error_uncalibrated", "kept_share", "kept_accuracy", "temperature",
         "weighted_precision", "weighted_recall", "weighted_f1",
     )  # fmt: skip
-    assert {*names, *(f"response_{name}" for name in names), "parameters"} == set(found)
-    assert found["kept_share"] == 1.0
-    assert found["kept_accuracy"] == found["emotion_accuracy"]
+    assert {*names, *(f"response_{name}" for name in names), "parameters"} == set(actual)
+    assert actual["kept_share"] == 1.0
+    assert actual["kept_accuracy"] == actual["emotion_accuracy"]
     samples = read_samples(prepared, "test")
     assert done["decode"] is None
     assert done["signature"] == (
@@ -211,7 +211,7 @@ def test_evaluate_measures_labels(call, prepared):
     )
     kept = pl.read_parquet(done["answers"])
     right = (kept["emotion"] == kept["predicted_emotion"]).mean()
-    assert right == pytest.approx(found["emotion_accuracy"])
+    assert right == pytest.approx(actual["emotion_accuracy"])
     assert kept["response_probability"].is_between(0, 1).all()
     assert "'teller' classifies texts" in error_of(call("evaluate", "teller", "--decode", "beam"))
 
@@ -227,10 +227,10 @@ def test_show_calibration(call, tmp_path):
         for kind in ("context", "response")
         for when in ("calibrated", "uncalibrated")
     }
-    found = json_output(call("evaluate", "teller", "--json"))["metrics"]
-    assert errors["context_calibrated"] == pytest.approx(found["calibration_error"])
+    actual = json_output(call("evaluate", "teller", "--json"))["metrics"]
+    assert errors["context_calibrated"] == pytest.approx(actual["calibration_error"])
     assert errors["response_uncalibrated"] == pytest.approx(
-        found["response_calibration_error_uncalibrated"]
+        actual["response_calibration_error_uncalibrated"]
     )
     assert "classifies no texts" in error_of(call("show", "calibration", "talker"))
     assert "ending in .png" in error_of(call("show", "calibration", "teller", "--out", "x.xyz"))
@@ -259,13 +259,13 @@ def test_show_emotions(call, home, tmp_path, build, prepared):
     assert [row["emotion"] for row in done["emotions"]] == sorted(EMOTIONS)
     samples = read_samples(prepared, "valid")
     assert sum(row["samples"] for row in done["emotions"]) == samples.height
-    found = json_output(call("evaluate", "teller", "--split", "valid", "--json"))
-    assert done["runs"][1]["accuracy"] == pytest.approx(found["metrics"]["emotion_accuracy"])
+    actual = json_output(call("evaluate", "teller", "--split", "valid", "--json"))
+    assert done["runs"][1]["accuracy"] == pytest.approx(actual["metrics"]["emotion_accuracy"])
     of_emotions = [row["second"] for row in done["emotions"]]
     assert done["runs"][1]["spread"] == pytest.approx(np.std(of_emotions))
     # What was predicted before is not predicted again.
-    kept = pl.read_parquet(found["answers"]).with_columns(predicted_emotion="emotion")
-    kept.write_parquet(found["answers"])
+    kept = pl.read_parquet(actual["answers"]).with_columns(predicted_emotion="emotion")
+    kept.write_parquet(actual["answers"])
     assert json_output(call(*command))["runs"][1] == {
         "run": "teller", "variant": "emotion-classifier", "accuracy": 1.0, "spread": 0.0
     }  # fmt: skip

@@ -49,12 +49,12 @@ def data(tmp_path_factory):
     for number in range(24):
         word = WORDS[number % 6]
         texts = [f"My dog is {word}.", f"Oh, {word}?", f"Yes, {number}.", "I am sorry.", "Thanks."]
-        said = [
+        message = [
             {"role": ("speaker", "listener")[turn % 2], "text": text}
             for turn, text in enumerate(texts[: 2 + number % 4])
         ]
         split = ("train", "train", "valid", "test")[number % 4]
-        lines.append(json.dumps({"id": f"c{number:02d}", "split": split, "utterances": said}))
+        lines.append(json.dumps({"id": f"c{number:02d}", "split": split, "utterances": message}))
     (folder / "talk.jsonl").write_text("\n".join(lines))
     prepare(str(folder / "talk.jsonl"), folder / "data")
     return folder / "data"
@@ -105,29 +105,29 @@ def paired(folder):
 
 
 def test_each_utterance_once(data):
-    told = utterances(read_samples(data, "train"))
-    assert told.select("conversation_id", "turn").is_duplicated().sum() == 0
-    one = told.filter(pl.col("conversation_id") == "c05")  # three turns
+    rows = utterances(read_samples(data, "train"))
+    assert rows.select("conversation_id", "turn").is_duplicated().sum() == 0
+    one = rows.filter(pl.col("conversation_id") == "c05")  # three turns
     assert one["text"].to_list() == ["My dog is home.", "Oh, home?", "Yes, 5."]
     assert one["role"].to_list() == ["speaker", "listener", "speaker"]
     assert one["turn"].to_list() == [0, 1, 2]
 
 
 def test_labels_of_paired_data_teach_utterances(prepared):
-    found = read_labelled(prepared, "valid")
+    actual = read_labelled(prepared, "valid")
     samples = read_samples(prepared, "valid")
-    assert found.schema == samples.schema
-    assert set(found["emotion"]) <= set(LABELS)
-    assert set(found["emotion"]) - set(EMOTIONS)  # intents, too
-    assert set(found["context"].list.len()) == {1}
-    assert found["response"].null_count() == found.height
+    assert actual.schema == samples.schema
+    assert set(actual["emotion"]) <= set(LABELS)
+    assert set(actual["emotion"]) - set(EMOTIONS)  # intents, too
+    assert set(actual["context"].list.len()) == {1}
+    assert actual["response"].null_count() == actual.height
     for context, label, response, own in (
         samples.head(20)
         .select("context", "context_labels", "response", "response_label")
         .iter_rows()
     ):
-        told = set(found.select(pl.col("context").list.first(), "emotion").iter_rows())
-        assert {*zip(context, label, strict=True), (response, own)} <= told
+        rows = set(actual.select(pl.col("context").list.first(), "emotion").iter_rows())
+        assert {*zip(context, label, strict=True), (response, own)} <= rows
 
 
 def test_data_without_labels_are_refused(data):
@@ -150,8 +150,8 @@ def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch,
     streams, valid = load_streams(run, model)
     assert streams["paired"]["emotion"].tolist() == [17, 38, 40]
     [stage] = model.variant.stages()
-    found = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
-    assert {"valid_loss", "valid_context", "valid_emotion_accuracy"} <= set(found)
+    actual = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
+    assert {"valid_loss", "valid_context", "valid_emotion_accuracy"} <= set(actual)
     (tmp_path / "home").rename(tmp_path / "gone")
 
 
@@ -162,18 +162,18 @@ def test_only_contexts_teach_it(build, batch):
 
 
 @pytest.fixture
-def made(home, here, data, tmp_path):  # noqa: ARG001
+def output(home, here, data, tmp_path):  # noqa: ARG001
     out = tmp_path / "out"
     return out, label_utterances(find_run("intent-classifier"), data, out)
 
 
-def test_every_utterance_gets_its_distribution(made, data):
-    out, manifest = made
-    told = pl.read_parquet(out / LABELS_FILE)
-    assert told.schema == LABEL_SCHEMA
+def test_every_utterance_gets_its_distribution(output, data):
+    out, manifest = output
+    rows = pl.read_parquet(out / LABELS_FILE)
+    assert rows.schema == LABEL_SCHEMA
     texts = pl.concat([utterances(read_samples(data, split)) for split in SPLITS])
-    assert told.select("conversation_id", "turn").equals(texts.select("conversation_id", "turn"))
-    probabilities = np.stack(told["probabilities"].to_list())
+    assert rows.select("conversation_id", "turn").equals(texts.select("conversation_id", "turn"))
+    probabilities = np.stack(rows["probabilities"].to_list())
     assert probabilities.shape == (texts.height, 41)
     assert probabilities.sum(axis=1) == pytest.approx(np.ones(texts.height), abs=1e-5)
     model = load_model(find_run("intent-classifier").model)
@@ -184,12 +184,12 @@ def test_every_utterance_gets_its_distribution(made, data):
     assert sorted(p.name for p in out.iterdir()) == sorted([*manifest["contents"], MANIFEST])
 
 
-def test_samples_carry_the_likeliest_labels(made, data):
-    out, _ = made
-    told = pl.read_parquet(out / LABELS_FILE)
+def test_samples_carry_the_likeliest_labels(output, data):
+    out, _ = output
+    rows = pl.read_parquet(out / LABELS_FILE)
     best = {
-        (name, turn): LABELS[int(np.argmax(found))]
-        for name, turn, _, found in told.iter_rows()
+        (name, turn): LABELS[int(np.argmax(actual))]
+        for name, turn, _, actual in rows.iter_rows()
     }  # fmt: skip
     samples = paired(out)
     assert len(set(best.values())) > 1
@@ -225,14 +225,14 @@ def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypat
     monkeypatch.setattr(cluster, "run_tasks", tasks)
     del here[:]
     counts = []
-    made = label_utterances(run, data, out, progress=counts.append)
+    output = label_utterances(run, data, out, progress=counts.append)
     assert len(here) == shards - 2
     assert sum(counts) == paired(data).height
-    assert made["contents"] == whole["contents"]
+    assert output["contents"] == whole["contents"]
 
 
-def test_what_cannot_be_labelled(made, data, prepared, tmp_path):
-    out, manifest = made
+def test_what_cannot_be_labelled(output, data, prepared, tmp_path):
+    out, manifest = output
     run = find_run("intent-classifier")
     assert label_utterances(run, data, out) == manifest  # it is there already
     with pytest.raises(UsageError, match="'emotion-classifier' labels no utterances"):
@@ -245,25 +245,25 @@ def test_what_cannot_be_labelled(made, data, prepared, tmp_path):
         label_utterances(run, data, data)
 
 
-def test_emotionality_is_the_share_of_the_32(made):
-    out, _ = made
-    told = pl.read_parquet(out / LABELS_FILE)
-    found = read_emotionality(out)
-    assert found["emotionality"].is_sorted(descending=True)
-    assert found["utterances"].sum() == told.height
-    for name, _, emotional, count, label in found.iter_rows():
-        own = told.filter(pl.col("conversation_id") == name)
+def test_emotionality_is_the_share_of_the_32(output):
+    out, _ = output
+    rows = pl.read_parquet(out / LABELS_FILE)
+    actual = read_emotionality(out)
+    assert actual["emotionality"].is_sorted(descending=True)
+    assert actual["utterances"].sum() == rows.height
+    for name, _, emotional, count, label in actual.iter_rows():
+        own = rows.filter(pl.col("conversation_id") == name)
         shares = [sum(row[:32]) for row in own["probabilities"]]
         assert emotional == pytest.approx(np.mean(shares), abs=1e-6)
         assert count == len(shares)
         assert label == LABELS[int(np.argmax(own["probabilities"][-1].to_numpy()))]
-    shares = label_distribution(found, list(LABELS))
+    shares = label_distribution(actual, list(LABELS))
     assert list(shares) == list(LABELS)
     assert sum(shares.values()) == pytest.approx(1)
 
 
-def test_the_most_emotional_make_a_folder(made, data, tmp_path):
-    out, _ = made
+def test_the_most_emotional_make_a_folder(output, data, tmp_path):
+    out, _ = output
     every = read_emotionality(out)
     manifest, chosen = select_dialogues(out, tmp_path / "top", top=7)
     assert chosen.equals(every.head(7))
@@ -271,10 +271,10 @@ def test_the_most_emotional_make_a_folder(made, data, tmp_path):
     assert set(kept["conversation_id"]) == set(chosen["conversation_id"])
     wanted = pl.col("conversation_id").is_in(chosen["conversation_id"].implode())
     assert kept.equals(paired(out).filter(wanted))
-    told = pl.read_parquet(tmp_path / "top" / LABELS_FILE)
-    assert told.equals(pl.read_parquet(out / LABELS_FILE).filter(wanted))
+    rows = pl.read_parquet(tmp_path / "top" / LABELS_FILE)
+    assert rows.equals(pl.read_parquet(out / LABELS_FILE).filter(wanted))
     statistics = manifest["statistics"]
-    assert (statistics["dialogs"], statistics["turns"]) == (7, told.height)
+    assert (statistics["dialogs"], statistics["turns"]) == (7, rows.height)
     least = float(every["emotionality"][6])
     same, _ = select_dialogues(out, tmp_path / "from", threshold=least)
     assert same["hash"] == manifest["hash"]
@@ -290,8 +290,8 @@ def test_the_most_emotional_make_a_folder(made, data, tmp_path):
     assert whole["hash"] == read_manifest(out)["hash"]
 
 
-def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
-    out, _ = made
+def test_a_run_may_learn_from_emotional_dialogs_alone(output, data):
+    out, _ = output
     samples = read_samples(out, "train")
     every = read_emotionality(out).filter(split="train")
     least = float(every["emotionality"].median())
@@ -313,8 +313,8 @@ def test_a_run_may_learn_from_emotional_dialogs_alone(made, data):
         )
 
 
-def test_what_cannot_be_selected(made, data, tmp_path):
-    out, _ = made
+def test_what_cannot_be_selected(output, data, tmp_path):
+    out, _ = output
     for options in ({}, {"top": 3, "threshold": 0.5}):
         with pytest.raises(UsageError, match="either --top N or --threshold"):
             select_dialogues(out, tmp_path / "x", **options)

@@ -123,14 +123,14 @@ def test_texts_come_with_what_the_classifier_says(harvested, tmp_path):
     model = load_model(find_run("teller").model)
     temperature = {"context": 0.2, "response": 0.25}
     for kind, stream in zip(TEXT_KINDS, UNPAIRED, strict=True):
-        found = read_samples(out, stream)
-        assert found.schema == HARVESTED
-        assert found[kind].to_list() == pairs[kind].to_list()
+        actual = read_samples(out, stream)
+        assert actual.schema == HARVESTED
+        assert actual[kind].to_list() == pairs[kind].to_list()
         raw = classify_texts(model, pairs, kind)
         sure = np.exp(calibration.scaled(raw, temperature[kind])).max(axis=1)
-        assert found["probability"].to_numpy() == pytest.approx(sure, abs=1e-5)
+        assert actual["probability"].to_numpy() == pytest.approx(sure, abs=1e-5)
         emotions = [model.variant.data_info.emotions[n] for n in raw.argmax(axis=1)]
-        assert found["emotion"].to_list() == emotions
+        assert actual["emotion"].to_list() == emotions
     contexts, responses = (read_samples(out, stream) for stream in UNPAIRED)
     assert contexts["response"].null_count() == contexts["response_tokens"].null_count() == 20
     assert contexts["next_turn"].null_count() == 20
@@ -157,9 +157,9 @@ def test_short_texts_are_left_out(tmp_path):
     }
     counts = {}
     for stream, length in lengths.items():
-        found = read_samples(out, stream).select(length).to_series()
-        assert found.min() >= 9
-        counts[stream] = len(found)
+        actual = read_samples(out, stream).select(length).to_series()
+        assert actual.min() >= 9
+        counts[stream] = len(actual)
     assert counts == {"unpaired_contexts": 2, "unpaired_responses": 2}
     with pytest.raises(DataError, match="no text of the sources has 1000 tokens"):
         harvest_texts(find_run("teller"), [source], tmp_path / "no", min_length=1000)
@@ -186,18 +186,18 @@ def test_the_threshold_is_above_which(harvested):
 def test_the_command(call, here, tmp_path, monkeypatch):
     source = dialogues(tmp_path / "own.jsonl")
     command = ("data", "harvest", "teller", "--source", source, "--out", tmp_path / "out")
-    said = json_output(call(*command, "--threshold", "0", "--json"))
-    assert said["streams"]["contexts"]["kept"] == said["streams"]["contexts"]["texts"] == 20
-    assert said["threshold"] == 0
-    assert said["harvest"]["run"] == "teller"
-    assert said["harvest"]["temperature"] == {"context": 0.2, "response": 0.25}
-    assert said["rejected"]["rows"] == 1
+    replies = json_output(call(*command, "--threshold", "0", "--json"))
+    assert replies["streams"]["contexts"]["kept"] == replies["streams"]["contexts"]["texts"] == 20
+    assert replies["threshold"] == 0
+    assert replies["harvest"]["run"] == "teller"
+    assert replies["harvest"]["temperature"] == {"context": 0.2, "response": 0.25}
+    assert replies["rejected"]["rows"] == 1
     done = len(here)
     assert done == 2 * sum(-(-n // 4) for n in split_sizes(source, tmp_path))
     # Another threshold looks at what is there.
     monkeypatch.setattr(unpaired, "classify_shard", None)
     again = json_output(call(*command, "--threshold", "0.999", "--json"))
-    assert again["hash"] == said["hash"]
+    assert again["hash"] == replies["hash"]
     assert again["streams"]["contexts"]["kept"] < 20
     assert len(here) == done
 
@@ -239,9 +239,9 @@ def test_several_sources_and_prepared_ones(tmp_path):
     run = find_run("teller")
     one, other = dialogues(tmp_path / "a.jsonl", 3), dialogues(tmp_path / "b.jsonl", 2)
     prepare(other, tmp_path / "b")
-    made = harvest_texts(run, [one, str(tmp_path / "b")], tmp_path / "both")
-    assert made["splits"]["unpaired_responses"]["samples"] == 10
-    assert made["rejected"]["rows"] == 2
+    output = harvest_texts(run, [one, str(tmp_path / "b")], tmp_path / "both")
+    assert output["splits"]["unpaired_responses"]["samples"] == 10
+    assert output["rejected"]["rows"] == 2
     alone = harvest_texts(run, [other], tmp_path / "alone")
     texts = read_samples(tmp_path / "both", "unpaired_contexts")
     expected = read_samples(tmp_path / "alone", "unpaired_contexts")
@@ -253,21 +253,21 @@ def test_several_sources_and_prepared_ones(tmp_path):
 def test_what_cannot_be_harvested_is_refused(call, tmp_path):
     source = dialogues(tmp_path / "own.jsonl", 2)
 
-    def said(*arguments, code=2):
+    def replies(*arguments, code=2):
         return error_of(call("data", "harvest", *arguments), code)
 
     out = ("--out", tmp_path / "out")
-    assert "'dummy' classifies no texts" in said("talker", "--source", source, *out)
-    assert "no such source: 'nowhere'" in said("teller", "--source", "nowhere", *out)
-    assert "--threshold 1.5" in said("teller", "--source", source, *out, "--threshold", "1.5")
-    assert "--min-length 0" in said("teller", "--source", source, *out, "--min-length", "0")
+    assert "'dummy' classifies no texts" in replies("talker", "--source", source, *out)
+    assert "no such source: 'nowhere'" in replies("teller", "--source", "nowhere", *out)
+    assert "--threshold 1.5" in replies("teller", "--source", source, *out, "--threshold", "1.5")
+    assert "--min-length 0" in replies("teller", "--source", source, *out, "--min-length", "0")
     (tmp_path / "empty.jsonl").write_text('{"id": "a", "utterances": []}\n')
-    message = said("teller", "--source", tmp_path / "empty.jsonl", *out, code=1)
+    message = replies("teller", "--source", tmp_path / "empty.jsonl", *out, code=1)
     assert "empty.jsonl, row 1: not a list: 'utterances' must be a list" in message
     assert not list(tmp_path.glob(".*"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "note").write_text("mine")
-    assert "is there already" in said("teller", "--source", source, *out)
+    assert "is there already" in replies("teller", "--source", source, *out)
 
 
 @pytest.mark.usefixtures("home", "here")
@@ -377,7 +377,7 @@ def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
         assert torch.equal(loaded.batch["index"], expected.batch["index"])
 
 
-def test_valid_is_looked_at_with_paired_samples_alone(home, prepared):  # noqa: ARG001
+def test_validation_uses_paired_samples_only(home, prepared):  # noqa: ARG001
     run = begin(prepared)
     model = setup.build_run_model(run)
     _, valid = load_streams(run, model)
@@ -387,6 +387,6 @@ def test_valid_is_looked_at_with_paired_samples_alone(home, prepared):  # noqa: 
     model.variant.losses = lambda batches, progress: (
         asked.append(set(batches)) or real(batches, progress)
     )
-    found = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
-    assert "valid_loss" in found
+    actual = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
+    assert "valid_loss" in actual
     assert all(names == {PAIRED} for names in asked)

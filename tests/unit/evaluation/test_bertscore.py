@@ -60,8 +60,8 @@ def test_scores_are_those_worked_out_by_hand(metric):
         (0.0, 0.0),
         (0.0, 0.0),
     ]
-    found = metric.pairs(answers, references)
-    for row, (precision, recall) in zip(found.tolist(), expected, strict=True):
+    actual = metric.pairs(answers, references)
+    for row, (precision, recall) in zip(actual.tolist(), expected, strict=True):
         f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
         assert row == pytest.approx([precision, recall, f1], abs=1e-6)
 
@@ -101,11 +101,11 @@ def test_rescaled_by_random_pairs_of_train(metric, folder, monkeypatch):
     assert stored["encoder"] == "four"
     assert stored["layer"] == 1
     kept.write_text(json.dumps({**stored, "baseline": [0.5, 0.25, 0.4]}))  # it is not made again
-    found, signature = bertscore.score(metric, ["northeast"], ["north"], folder)
-    assert found["bertscore_f1"] == pytest.approx(HALF)
-    assert found["bertscore_precision_rescaled"] == pytest.approx((HALF - 0.5) / 0.5)
-    assert found["bertscore_recall_rescaled"] == pytest.approx((HALF - 0.25) / 0.75)
-    assert found["bertscore_f1_rescaled"] == pytest.approx((HALF - 0.4) / 0.6)
+    actual, signature = bertscore.score(metric, ["northeast"], ["north"], folder)
+    assert actual["bertscore_f1"] == pytest.approx(HALF)
+    assert actual["bertscore_precision_rescaled"] == pytest.approx((HALF - 0.5) / 0.5)
+    assert actual["bertscore_recall_rescaled"] == pytest.approx((HALF - 0.25) / 0.75)
+    assert actual["bertscore_f1_rescaled"] == pytest.approx((HALF - 0.4) / 0.6)
     assert signature == (
         "bertscore.encoder:four@01234567 bertscore.layer:1 bertscore.idf:no bertscore.text:tokens "
         "bertscore.baseline:2000-random-train-pairs(0.5000,0.2500,0.4000)"
@@ -118,9 +118,9 @@ def test_without_train_responses_nothing_is_rescaled(metric, folder, monkeypatch
     nothing = pl.DataFrame({"response_tokens": []}, schema={"response_tokens": pl.String})
     monkeypatch.setattr(bertscore, "read_samples", lambda *_: nothing)
     for where in (folder, None):
-        found, signature = bertscore.score(metric, ["east"], ["east"], where)
-        assert found["bertscore_f1"] == pytest.approx(1.0)
-        assert found["bertscore_f1_rescaled"] is None
+        actual, signature = bertscore.score(metric, ["east"], ["east"], where)
+        assert actual["bertscore_f1"] == pytest.approx(1.0)
+        assert actual["bertscore_f1_rescaled"] is None
         assert signature.endswith("bertscore.baseline:none")
 
 
@@ -147,10 +147,10 @@ def test_evaluate_with_bertscore(call, tmp_path, monkeypatch, prepared, tiny_enc
     plain = json_output(call(*command, "--json"))["metrics"]
     assert plain["bertscore_f1"] == pytest.approx(0.5)  # 1 and 0
     assert plain["bertscore_f1_rescaled"] is None
-    found = json_output(call(*command, "--data", prepared, "--json"))
-    assert found["metrics"]["bertscore_f1"] == pytest.approx(0.5)
-    assert found["metrics"]["bertscore_f1_rescaled"] < 0.5
-    assert f"bertscore.encoder:{tiny_encoder}@" in found["signature"]
+    actual = json_output(call(*command, "--data", prepared, "--json"))
+    assert actual["metrics"]["bertscore_f1"] == pytest.approx(0.5)
+    assert actual["metrics"]["bertscore_f1_rescaled"] < 0.5
+    assert f"bertscore.encoder:{tiny_encoder}@" in actual["signature"]
     [kept] = (tmp_path / "bertscore").iterdir()
     assert json.loads(kept.read_text())["data"] == read_manifest(prepared)["hash"]
     assert "--data is for a RUN" in error_of(call(*command[:3], "--data", prepared))

@@ -31,9 +31,9 @@ def path(tmp_path):
 
 
 def scores(path, answer, reference):
-    found, _ = embeddings.score(path, pl.Series([answer]), pl.Series([reference]))
-    assert tuple(found) == ("embedding_average", "embedding_greedy", "embedding_extrema")
-    return list(found.values())
+    actual, _ = embeddings.score(path, pl.Series([answer]), pl.Series([reference]))
+    assert tuple(actual) == ("embedding_average", "embedding_greedy", "embedding_extrema")
+    return list(actual.values())
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_batches_and_padding_change_nothing(path, monkeypatch):
     done = []
     monkeypatch.setattr(embeddings, "PAIRS_AT_A_TIME", 7)
     both = pl.Series(answers), pl.Series(references)
-    found, signature = embeddings.score(path, *both, done.append)
-    assert list(found.values()) == pytest.approx(np.mean(alone, axis=0), abs=1e-6)
+    actual, signature = embeddings.score(path, *both, done.append)
+    assert list(actual.values()) == pytest.approx(np.mean(alone, axis=0), abs=1e-6)
     assert sum(done) == 40
     assert signature.startswith("embedding.vectors:vectors.txt.gz@")
     assert "embedding.dimension:2 embedding.text:tokens embedding.known:" in signature
@@ -103,7 +103,7 @@ def test_evaluate_with_embedding_metrics(call, path, tmp_path, monkeypatch):
     text = "\n".join(json.dumps({"answer": a, "response": r}) for a, r in rows)
     (tmp_path / "said.jsonl").write_text(text)
     command = ("evaluate", "--answers", tmp_path / "said.jsonl", "--embedding-metrics")
-    found = json_output(call(*command, path, "--json"))
-    assert found["metrics"]["embedding_greedy"] == pytest.approx(1 / 3)
-    assert "embedding.known:100.00%" in found["signature"]
+    actual = json_output(call(*command, path, "--json"))
+    assert actual["metrics"]["embedding_greedy"] == pytest.approx(1 / 3)
+    assert "embedding.known:100.00%" in actual["signature"]
     assert "there is no such file" in error_of(call(*command, tmp_path / "none"))

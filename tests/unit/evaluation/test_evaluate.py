@@ -22,9 +22,9 @@ from attune.platform.text.detokenizing import readable
 
 
 def test_perplexity():
-    found = metrics.perplexity(np.log([0.5**4, 0.25]), np.array([4, 1]))
-    assert found["perplexity"] == pytest.approx(math.exp((4 * math.log(2) + math.log(4)) / 5))
-    assert found["perplexity_sample_mean"] == pytest.approx(
+    actual = metrics.perplexity(np.log([0.5**4, 0.25]), np.array([4, 1]))
+    assert actual["perplexity"] == pytest.approx(math.exp((4 * math.log(2) + math.log(4)) / 5))
+    assert actual["perplexity_sample_mean"] == pytest.approx(
         math.exp((math.log(2) + math.log(4)) / 2)
     )
 
@@ -217,8 +217,8 @@ def test_published_figures_name_their_source_and_are_in_our_units():
     ours = answering - {"dummy"}
     without = {"mime-no-stochasticity", "meed2-joint"}
     assert ours - {figure.variant for figure in figures} == without
-    found = published.of("mime", "perplexity_sample_mean")
-    assert [(f.value, f.paper, f.source) for f in found] == [(37.53, "Dual-Emp", "Table 1")]
+    actual = published.of("mime", "perplexity_sample_mean")
+    assert [(f.value, f.paper, f.source) for f in actual] == [(37.53, "Dual-Emp", "Table 1")]
 
 
 def test_the_profile_without_last_turns():

@@ -25,12 +25,12 @@ from tests.commands import error_of, json_output
 def exact(first, second, value):
     """The p-value over all exchanges there are, by hand."""
     total, seen = first + second, abs(value(first.sum(axis=0)) - value(second.sum(axis=0)))
-    found = []
+    actual = []
     for number in range(2 ** len(first)):
         kept = np.array([[number >> place & 1] for place in range(len(first))], bool)
         mixed = np.where(kept, first, second).sum(axis=0)
-        found.append(abs(value(mixed) - value(total.sum(axis=0) - mixed)) >= seen * (1 - 1e-9))
-    return np.mean(found)
+        actual.append(abs(value(mixed) - value(total.sum(axis=0) - mixed)) >= seen * (1 - 1e-9))
+    return np.mean(actual)
 
 
 def test_randomisation_agrees_with_all_exchanges():
@@ -68,18 +68,18 @@ def samples(prepared):
 
 
 def test_what_is_tested_is_what_is_measured(samples):
-    made = table(samples, -2.0, right=0.7)
+    output = table(samples, -2.0, right=0.7)
     noise = np.random.default_rng(2).normal(0, 1, samples.height)
-    made = made.with_columns(log_likelihood=made["log_likelihood"] + pl.Series(noise))
-    said = made["response_tokens"].str.replace(r" \S+ ", " x ")
-    made = made.with_columns(answer_tokens=said)
-    scored, _ = answers.score(made)
+    output = output.with_columns(log_likelihood=output["log_likelihood"] + pl.Series(noise))
+    message = output["response_tokens"].str.replace(r" \S+ ", " x ")
+    output = output.with_columns(answer_tokens=message)
+    scored, _ = answers.score(output)
     for name, metric in significance.METRICS.items():
-        assert metric.value(metric.counts(made).sum(axis=0)) == pytest.approx(scored[name])
-    assert scored["bleu"] == metrics.bleu(said.to_list(), made["response_tokens"].to_list())[0]
+        assert metric.value(metric.counts(output).sum(axis=0)) == pytest.approx(scored[name])
+    assert scored["bleu"] == metrics.bleu(message.to_list(), output["response_tokens"].to_list())[0]
 
 
-def test_a_difference_is_told_from_chance(samples):
+def test_a_difference_is_distinguished_from_chance(samples):
     draw = np.random.default_rng(3)
     noise = pl.Series(draw.normal(0, 4, samples.height))
     ours = table(samples, -2.0)
@@ -137,8 +137,8 @@ def new_run(home, prepared, build, samples):
     return make
 
 
-def promoted(run, **given):
-    return promotion.promote(run, **{"split": "valid", "metric": "perplexity", **given})
+def promoted(run, **inputs):
+    return promotion.promote(run, **{"split": "valid", "metric": "perplexity", **inputs})
 
 
 def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):
@@ -222,5 +222,5 @@ def test_aliases_are_asked_for_anew(new_run, home, call):
     run = new_run("first", -2.5)
     promoted(run)
     (home / ALIASES).write_text(json.dumps({"champion": "gone"}))
-    found = json_output(call("runs", "--send", "--json"))["runs"]
-    assert [each["alias"] for each in found] == ["champion"]
+    actual = json_output(call("runs", "--send", "--json"))["runs"]
+    assert [each["alias"] for each in actual] == ["champion"]

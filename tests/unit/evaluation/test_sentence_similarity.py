@@ -9,7 +9,7 @@ from attune.platform.evaluation import sentences
 from attune.platform.text import encoders
 from tests.commands import error_of, json_output
 
-SAID = ["i am sad", "it is late , is it not ?", "", "so it goes", "i am sad"]
+ANSWERS = ["i am sad", "it is late , is it not ?", "", "so it goes", "i am sad"]
 MEANT = ["i am sad", "she is sad", "nothing", "it is late", "so it goes on and on and on"]
 
 
@@ -20,24 +20,24 @@ def encoder(tiny_encoder):
 
 @torch.no_grad()
 def test_the_cosine_of_mean_states(encoder):
-    found = sentences.similarities(encoder, SAID, MEANT)
+    actual = sentences.similarities(encoder, ANSWERS, MEANT)
     for place in (0, 1, 3, 4):
         means = []
-        for text in (SAID[place], MEANT[place]):
+        for text in (ANSWERS[place], MEANT[place]):
             [numbers] = encoder.subwords([text])
             row = torch.tensor([[encoder.first, *numbers, encoder.separator]])
             means.append(encoder.module(row)[0].mean(dim=0))
-        assert float(found[place]) == pytest.approx(
+        assert float(actual[place]) == pytest.approx(
             float(torch.cosine_similarity(*means, dim=0)), abs=1e-5
         )
-    assert float(found[0]) == pytest.approx(1.0)
-    assert float(found[2]) == 0.0
+    assert float(actual[0]) == pytest.approx(1.0)
+    assert float(actual[2]) == 0.0
 
 
 def test_batches_and_padding_change_nothing(encoder, monkeypatch):
-    whole, done = sentences.similarities(encoder, SAID, MEANT), []
+    whole, done = sentences.similarities(encoder, ANSWERS, MEANT), []
     monkeypatch.setattr(sentences, "PAIRS_AT_A_TIME", 2)
-    cut = sentences.similarities(encoder, SAID, MEANT, done.append)
+    cut = sentences.similarities(encoder, ANSWERS, MEANT, done.append)
     assert torch.allclose(whole, cut, atol=1e-6)
     assert sum(done) == 5
     long = sentences.similarities(encoder, ["so " * 500], ["so " * 500])
@@ -50,7 +50,7 @@ def test_evaluate_with_sentence_similarity(call, tmp_path, monkeypatch, tiny_enc
     text = "\n".join(json.dumps({"answer": a, "response": r}) for a, r in rows)
     (tmp_path / "said.jsonl").write_text(text)
     command = ("evaluate", "--answers", tmp_path / "said.jsonl", "--sentence-similarity")
-    found = json_output(call(*command, tiny_encoder, "--json"))
-    assert found["metrics"]["sentence_similarity"] == pytest.approx(0.5)  # 1 and 0
-    assert f"sentence.encoder:{tiny_encoder}@" in found["signature"]
+    actual = json_output(call(*command, tiny_encoder, "--json"))
+    assert actual["metrics"]["sentence_similarity"] == pytest.approx(0.5)  # 1 and 0
+    assert f"sentence.encoder:{tiny_encoder}@" in actual["signature"]
     assert "no encoder in 'nowhere'" in error_of(call(*command, "nowhere"))

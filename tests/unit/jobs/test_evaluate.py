@@ -56,7 +56,7 @@ def test_evaluate_a_run(call, home, data):
 
 
 @pytest.mark.usefixtures("home")
-def test_evaluate_keeps_what_was_made_differently_apart(call, data, tmp_path):
+def test_answers_under_other_conditions_have_other_files(call, data, tmp_path):
     def kept(*arguments):
         return Path(json_output(call("evaluate", "first", *arguments, "--json"))["answers"])
 

@@ -15,11 +15,11 @@ from tests.runs import write_run
 def home(tmp_path, monkeypatch, build, prepared):
     """Runs of MEED2, one of which can tell what its answers are, and others."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
-    given = {"name": "b", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
+    inputs = {"name": "b", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
     save_model(build("intent-classifier"), tmp_path / "labeller")
     named = {"labelled": "meed2", "alone": "meed2", "raw": "meed2-no-emotion", "plain": "dummy"}
     for name, variant in named.items():
-        run = write_run(tmp_path / "home", name, variant, data=given)
+        run = write_run(tmp_path / "home", name, variant, data=inputs)
         save_model(build(variant), run.model)
     copy_labeller(tmp_path / "labeller", find_run("labelled").model)
 
@@ -27,10 +27,10 @@ def home(tmp_path, monkeypatch, build, prepared):
 @pytest.mark.usefixtures("home")
 def test_runs_answer_corpora_they_have_not_seen(call, data, prepared):
     few = ("--set", "max_tokens=3")
-    found = json_output(
+    actual = json_output(
         call("show", "transfer", "plain", "alone", "--data", prepared, *few, "--json")
     )
-    rows = found["rows"]
+    rows = actual["rows"]
     assert [(row["run"], row["data"]) for row in rows] == [
         ("plain", str(prepared)), ("alone", str(prepared)),
     ]  # fmt: skip
@@ -61,18 +61,18 @@ def test_what_is_asked_for_is_counted(monkeypatch, prepared):
     """With a labeller that takes an answer for what its model was asked for, half the time."""
     asked = []
     monkeypatch.setattr(
-        control, "answer", lambda *given: asked.append(given[-1]) or [[] for _ in range(4)]
+        control, "answer", lambda *inputs: asked.append(inputs[-1]) or [[] for _ in range(4)]
     )
     monkeypatch.setattr(
         control, "most_likely_labels",
-        lambda _, told: [(asked[-1] or {}).get("label", "sad"), "sad"] * (told.height // 2),
+        lambda _, turns: [(asked[-1] or {}).get("label", "sad"), "sad"] * (turns.height // 2),
     )  # fmt: skip
     model = load_model(find_run("labelled").model)
-    found = control.controllability(
+    actual = control.controllability(
         model, read_samples(prepared, "test").head(4), ["consoling", "sad"], control.Decoding()
     )
     assert asked == [None, {"label": "consoling"}, {"label": "sad"}]
-    assert [(each.label, each.asked, each.unasked) for each in found] == [
+    assert [(each.label, each.asked, each.unasked) for each in actual] == [
         ("consoling", 0.5, 0.0), ("sad", 1.0, 1.0),
     ]  # fmt: skip
 
@@ -80,9 +80,9 @@ def test_what_is_asked_for_is_counted(monkeypatch, prepared):
 @pytest.mark.usefixtures("home")
 def test_control_through_the_command(call):
     command = ("show", "control", "labelled", "--labels", "consoling,joyful", "--count", "2")
-    found = json_output(call(*command, "--json"))
-    assert [each["label"] for each in found["labels"]] == ["consoling", "joyful"]
-    assert found["contexts"] == 2
+    actual = json_output(call(*command, "--json"))
+    assert [each["label"] for each in actual["labels"]] == ["consoling", "joyful"]
+    assert actual["contexts"] == 2
     assert "--set labeller=RUN" in error_of(call("show", "control", "alone", "--count", "2"))
     for name in ("plain", "raw"):
         assert "cannot be asked" in error_of(call("show", "control", name, "--count", "2"))

@@ -77,12 +77,12 @@ def test_controls_are_checked_and_used(call):
     seeds = [("--control", "stochasticity=on", "--control", f"seed={n}") for n in range(4)]
     texts = {json_output(call(*ask, *seed, "--json"))["answers"][0]["answer"] for seed in seeds}
     assert len(texts) > 1
-    for given, message in (
+    for inputs, message in (
         ("stochasticity=maybe", "unknown value of stochasticity 'maybe'"),
         ("stochastic=on", "did you mean 'stochasticity'"),
         ("on", "--control on: write it as KEY=VALUE"),
     ):
-        assert message in error_of(call(*ask, "--control", given))
+        assert message in error_of(call(*ask, "--control", inputs))
     wrong = call("respond", "with", "second", "--context", "Hi.", "--control", "seed=1")
     assert "multi-trs has no controls" in error_of(wrong)
     kept = {
