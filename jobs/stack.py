@@ -10,6 +10,7 @@ from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import table
 from attune.platform.services import stack
 from attune.platform.services.stack import MLFLOW, PAGE, PARTS, RAY, Part
+from attune.platform.services.stack_processes import HOST, MLFLOW_USER
 
 TITLES = {RAY: "Ray", MLFLOW: "MLflow", PAGE: "page"}
 
@@ -55,7 +56,7 @@ def up(
     ports = {RAY: dashboard_port, MLFLOW: mlflow_port, PAGE: ui_port}
     found = stack.up(
         ports, head_port=ray_port, cores=cpus, password=mlflow_auth,
-        say=lambda text: screen.print(text, style="dim", markup=False),
+        report=lambda text: screen.print(text, style="dim", markup=False),
     )  # fmt: skip
     for name, part in found.items():
         since = "runs already" if name in before else "runs"
@@ -69,8 +70,7 @@ def _hint(screen: Console, found: dict[str, Part]) -> None:
     screen.print(f"Ray's token is in {stack.token_file()}: the dashboard asks for it", markup=False)
     if found[MLFLOW].password:
         screen.print(
-            f"MLflow wants the name '{stack.MLFLOW_USER}' and the password in "
-            f"{stack.password_file()}",
+            f"MLflow wants the name '{MLFLOW_USER}' and the password in {stack.password_file()}",
             markup=False,
         )
     screen.print("Next: 'attune submit -- COMMAND', 'attune status', 'attune down'")
@@ -121,9 +121,7 @@ def _described(part: Part) -> dict[str, Any]:
         "name": part.name,
         "address": part.address,
         "head": stack.head_address(part) if part.name == RAY else None,
-        "metrics": f"http://{stack.HOST}:{part.ports['metrics']}/metrics"
-        if part.name == RAY
-        else None,
+        "metrics": f"http://{HOST}:{part.ports['metrics']}/metrics" if part.name == RAY else None,
         "health": problem or "ok",
         "pid": part.pid if part.alive() else None,
         "memory_mb": round(part.memory()),

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import METRICS_FILE, find_run, runs_folder
-from attune.platform.services import stack
+from attune.platform.services import stack, stack_processes
 from tests.golden import commands
 from tests.golden.interface import assert_json_keys
 
@@ -43,7 +43,7 @@ def environment(prepared, tmp_path_factory):
         # Not `ray.init`, whose job server takes no jobs beside another cluster on the machine.
         patched.setattr(stack, "PARTS", (stack.RAY,))
         patched.delenv("RAY_ADDRESS", raising=False)
-        [port] = stack._free_ports(1)
+        [port] = stack_processes.free_ports(1)
         try:
             part = stack.up({stack.RAY: port}, cores=2)[stack.RAY]
             patched.setenv("RAY_ADDRESS", stack.head_address(part))

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from attune.platform.runs.log import LINES, TEXT
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import METRICS_FILE, find_run, runs_folder
-from attune.platform.services import stack
+from attune.platform.services import stack, stack_processes
 from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -39,7 +39,7 @@ def up(prepared, tmp_path_factory):
         patched.setenv("RAY_metrics_report_interval_ms", "500")
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
             patched.delenv(name, raising=False)
-        ports = [str(port) for port in stack._free_ports(3)]
+        ports = [str(port) for port in stack_processes.free_ports(3)]
         options = zip(("--dashboard-port", "--mlflow-port", "--ui-port"), ports, strict=True)
         try:
             yield attune("up", "--cpus", "2", "--mlflow-auth", *sum(options, ()), "--json")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from attune.platform.core.errors import ServiceError, UsageError
-from attune.platform.services import stack
+from attune.platform.services import stack, stack_processes
 
 SERVER = """
 import http.server, subprocess, sys
@@ -28,11 +28,11 @@ def ports(tmp_path, monkeypatch):
     """A home with servers for Ray and MLflow; the page is left out."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(stack, "PARTS", (stack.RAY, stack.MLFLOW))
-    monkeypatch.setattr(stack, "_ray", lambda port, *_: command(SERVER, port))
-    monkeypatch.setattr(stack, "_mlflow", lambda port, *_: command(SERVER, port))
+    monkeypatch.setattr(stack_processes, "ray_command", lambda port, *_: command(SERVER, port))
+    monkeypatch.setattr(stack_processes, "mlflow_command", lambda port, *_: command(SERVER, port))
     for name in stack.CHECKS:
         monkeypatch.setitem(stack.CHECKS, name, lambda part: stack.ask(part, "/"))
-    yield dict(zip((stack.RAY, stack.MLFLOW), stack._free_ports(2), strict=True))
+    yield dict(zip((stack.RAY, stack.MLFLOW), stack_processes.free_ports(2), strict=True))
     stack.down()
 
 
@@ -48,7 +48,7 @@ def test_starting_twice_is_harmless_and_what_died_is_started_again(ports):
     psutil.wait_procs([psutil.Process(first[stack.RAY].pid)], 10)
     assert "not running" in first[stack.RAY].problem()
     said = []
-    again = stack.up(ports, say=said.append)
+    again = stack.up(ports, report=said.append)
     assert said == ["ray has died: starting it again", "starting ray ..."]
     assert again[stack.MLFLOW] == first[stack.MLFLOW]
     assert again[stack.RAY].pid != first[stack.RAY].pid
@@ -80,14 +80,19 @@ def test_a_process_that_got_the_same_number_is_let_live(ports):
 
 
 def test_what_does_not_come_up_takes_the_rest_down_and_shows_its_log(ports, monkeypatch):
-    monkeypatch.setattr(stack, "_mlflow", lambda port, *_: command(DEAD, port))
-    begun = []
-    started = stack._started
-    monkeypatch.setattr(stack, "_started", lambda *a: begun.append(started(*a)) or begun[-1])
+    monkeypatch.setattr(stack_processes, "mlflow_command", lambda port, *_: command(DEAD, port))
+    started = []
+    start_part = stack._start_part
+
+    def record_part(*arguments):
+        started.append(start_part(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(stack, "_start_part", record_part)
     with pytest.raises(ServiceError, match=r"mlflow did not come up[^$]*no room in here"):
         stack.up(ports)
-    assert [part.name for part in begun] == [stack.RAY, stack.MLFLOW]
-    assert not any(part.processes() for part in begun)
+    assert [part.name for part in started] == [stack.RAY, stack.MLFLOW]
+    assert not any(part.processes() for part in started)
     assert stack.parts() == {}
 
 
