@@ -1,14 +1,17 @@
-"""The interactive critics of EmpDG (Li et al. 2020, section 4.2).
+"""The interactive discriminators of EmpDG, trained as Wasserstein critics (Li et al. 2020, 4.2).
 
-A critic tells what a person answered from what the generator says, knowing what the speaker says
-next (the feedback). It reads a response with an LSTM, looks for patterns of several widths in its
-states, and scores what it found beside the feedback and the context (eq. 16-17). Its mean score of
-people's responses less that of generated ones estimates the Wasserstein-1 distance between the two
-(eq. 19), as long as it is 1-Lipschitz, which a penalty on the slope of its score sees to (eq. 18).
+A critic scores a response, given the speaker's next turn (the feedback) and the context. An LSTM
+encodes the response, convolutions of several widths with max-pooling extract its features, and a
+linear layer scores them together with the feedback and the context (eq. 16-17). The mean score of
+gold responses minus that of generated ones estimates the Wasserstein-1 distance between the two
+distributions (eq. 19), provided that the critic is 1-Lipschitz, which a gradient penalty encourages
+(eq. 18).
 
-The b_d of eq. 17 is left out: it cancels in eq. 19 and could never learn. With the paper's small
-weight of the penalty a critic is far steeper than 1 (docs/log.md): what the generator hears of it,
-and the distance by which a model is chosen, are divided by its steepness.
+Deviations:
+- The b_d of eq. 17 is left out: it cancels in eq. 19, so it would never get a gradient.
+- With the paper's small penalty weight the gradient norm of a critic is far above 1 (docs/log.md).
+  The generator's adversarial loss and the distance that selects the checkpoint are therefore
+  divided by it.
 """
 
 import math
@@ -18,124 +21,140 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-WIDTHS = (1, 3, 5)
-"""Of the patterns, in tokens."""
+KERNEL_WIDTHS = (1, 3, 5)
+"""Widths of the convolutions, in tokens."""
 EPSILON = 1e-12
-"""Where the slope is exactly 0 its norm has no derivative."""
+"""Added under the square root of the gradient norm, which has no derivative at 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spoken:
-    """An utterance as a critic reads it."""
+class EmbeddedUtterance:
+    """An utterance as word vectors, the input of a critic."""
 
-    words: Tensor
+    vectors: Tensor
     """(B, T, dimension of the word vectors)."""
-    real: Tensor
-    """(B, T) where it is; the first token always is."""
+    mask: Tensor
+    """(B, T), True at real tokens; the first token is always real."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What a critic knows beside the response."""
+class CriticCondition:
+    """What a critic is conditioned on besides the response."""
 
-    feedback: Spoken
+    feedback: EmbeddedUtterance
+    """The speaker's next turn."""
     context: Tensor
-    """(B, D)."""
+    """(B, D), x_0 for the semantic and w_0 for the emotional critic."""
 
 
 class Critic(nn.Module):
-    """Scores responses; what a person says should get more than what a generator says."""
+    """D_sem or D_emo: scores responses, gold ones higher than generated ones."""
 
     def __init__(self, dimension: int, width: int):
         super().__init__()
-        # Word vectors have a spread of 1 / sqrt(dimension): beside the context's normalised state
-        # what is read of them would hardly be seen.
+        # Word vectors have a standard deviation of 1 / sqrt(dimension): without scaling, the LSTM's
+        # states would be negligible beside the layer-normalised context state.
         self.scale = math.sqrt(dimension)
-        self.reader = nn.LSTM(dimension, width, batch_first=True)
-        share, rest = divmod(width, len(WIDTHS))
-        self.patterns = nn.ModuleList(
-            nn.Conv1d(width, share + (rest if number == 0 else 0), size, padding="same")
-            for number, size in enumerate(WIDTHS)
+        self.lstm = nn.LSTM(dimension, width, batch_first=True)
+        channels, remainder = divmod(width, len(KERNEL_WIDTHS))
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(width, channels + (remainder if i == 0 else 0), size, padding="same")
+            for i, size in enumerate(KERNEL_WIDTHS)
         )
-        self.verdict = nn.Linear(width, 1, bias=False)
+        self.score_head = nn.Linear(width, 1, bias=False)  # W_d
 
-    def forward(self, said: Spoken, around: Surroundings) -> Tensor:
-        """(B,) the score of a response."""
-        return self._score(self._read(said), said.real, self._last(around.feedback), around.context)
+    def forward(self, response: EmbeddedUtterance, condition: CriticCondition) -> Tensor:
+        """Return D(d), the score of each response (B,)."""
+        return self._score(
+            self._encode(response),
+            response.mask,
+            self._last_state(condition.feedback),
+            condition.context,
+        )
 
     def compare(
-        self, person: Spoken, generated: Spoken, around: Surroundings
+        self, gold: EmbeddedUtterance, generated: EmbeddedUtterance, condition: CriticCondition
     ) -> tuple[Tensor, Tensor]:
-        """(B,) each: how much more a person's response gets, and how steep the score is between
-        the two (eq. 18-19)."""
-        person, generated = _as_long(person, generated), _as_long(generated, person)
-        states, others = self._read(person), self._read(generated)
-        feedback = self._last(around.feedback)
-        more = self._score(states, person.real, feedback, around.context) - self._score(
-            others, generated.real, feedback, around.context
+        """Return D(d^P) - D(d^N) and the gradient norm at an interpolation of both, (B,) each."""
+        gold, generated = _pad_to_longer(gold, generated), _pad_to_longer(generated, gold)
+        d_p, d_n = self._encode(gold), self._encode(generated)  # (B, T, D)
+        d_f = self._last_state(condition.feedback)
+        difference = self._score(d_p, gold.mask, d_f, condition.context) - self._score(
+            d_n, generated.mask, d_f, condition.context
         )
-        share = torch.rand_like(states[:, :1, :1]) if self.training else 0.5
-        between, real = share * others + (1 - share) * states, person.real | generated.real
-        steepness = self._steepness(between, real, feedback, around.context, learn=self.training)
-        return more, steepness
+        alpha = torch.rand_like(d_p[:, :1, :1]) if self.training else 0.5
+        interpolated = alpha * d_n + (1 - alpha) * d_p  # eq. 18
+        gradient_norm = self._gradient_norm(
+            interpolated,
+            gold.mask | generated.mask,
+            d_f,
+            condition.context,
+            create_graph=self.training,
+        )
+        return difference, gradient_norm
 
-    def judged(self, said: Spoken, around: Surroundings) -> Tensor:
-        """(B,) the score of a response, by the critic's own steepness there where it is above 1."""
-        states, feedback = self._read(said), self._last(around.feedback)
-        score = self._score(states, said.real, feedback, around.context)
-        return gentle(score, self._steepness(states, said.real, feedback, around.context))
+    def normalised_score(self, response: EmbeddedUtterance, condition: CriticCondition) -> Tensor:
+        """Return D(d), divided by the critic's gradient norm there where that is above 1, (B,)."""
+        states, d_f = self._encode(response), self._last_state(condition.feedback)
+        score = self._score(states, response.mask, d_f, condition.context)
+        gradient_norm = self._gradient_norm(states, response.mask, d_f, condition.context)
+        return normalise_by_gradient(score, gradient_norm)
 
-    def _steepness(
-        self, states: Tensor, real: Tensor, feedback: Tensor, context: Tensor,
-        *, learn: bool = False,
+    def _gradient_norm(
+        self, states: Tensor, mask: Tensor, d_f: Tensor, context: Tensor,
+        *, create_graph: bool = False,
     ) -> Tensor:  # fmt: skip
-        """(B,) the norm of the slope of the score at some states of the reader."""
-        with torch.enable_grad():  # the slope is wanted where nothing is to be learned, too
+        """Return the norm of the score's gradient with respect to the LSTM's states, (B,)."""
+        with torch.enable_grad():  # also needed in evaluation, where gradients are disabled
             states = states.detach().requires_grad_()
-            score = self._score(states, real, feedback, context)
-            [slope] = torch.autograd.grad(score.sum(), states, create_graph=learn)
-        slope = slope * real[..., None]  # places beyond the end are no part of the response
-        return (slope.flatten(1).square().sum(dim=1) + EPSILON).sqrt()
+            score = self._score(states, mask, d_f, context)
+            [gradient] = torch.autograd.grad(score.sum(), states, create_graph=create_graph)
+        gradient = gradient * mask[..., None]  # padding is not part of the response
+        return (gradient.flatten(1).square().sum(dim=1) + EPSILON).sqrt()
 
-    def _read(self, said: Spoken) -> Tensor:
-        """(B, T, D), nothing where there is no token."""
-        states, _ = self.reader(self.scale * said.words)
-        return cast("Tensor", states) * said.real[..., None]
+    def _encode(self, utterance: EmbeddedUtterance) -> Tensor:
+        """Return the LSTM's states (B, T, D), zero at padding."""
+        states, _ = self.lstm(self.scale * utterance.vectors)
+        return cast("Tensor", states) * utterance.mask[..., None]
 
-    def _last(self, said: Spoken) -> Tensor:
-        """(B, D) the state after the last token."""
-        states, _ = self.reader(self.scale * said.words)
-        last = said.real.sum(dim=1) - 1
+    def _last_state(self, utterance: EmbeddedUtterance) -> Tensor:
+        """Return the LSTM's state after the last real token, (B, D)."""
+        states, _ = self.lstm(self.scale * utterance.vectors)
+        last = utterance.mask.sum(dim=1) - 1
         return cast("Tensor", states)[torch.arange(len(last), device=last.device), last]
 
-    def _score(self, states: Tensor, real: Tensor, feedback: Tensor, context: Tensor) -> Tensor:
+    def _score(self, states: Tensor, mask: Tensor, d_f: Tensor, context: Tensor) -> Tensor:
         channels = states.transpose(1, 2)  # (B, D, T)
-        # What lies beyond the end counts as no pattern: with ReLU 0 is the least.
-        found = [
-            (pattern(channels).relu() * real[:, None]).amax(dim=2) for pattern in self.patterns
+        # Zeroing padding excludes it from the maximum, since ReLU's least value is 0.
+        features = [
+            (convolution(channels).relu() * mask[:, None]).amax(dim=2)
+            for convolution in self.convolutions
         ]  # eq. 16
-        joined = torch.cat(found, dim=1) + feedback + context
-        verdict: Tensor = self.verdict(joined.relu())  # eq. 17
-        return verdict.squeeze(1)
+        combined = torch.cat(features, dim=1) + d_f + context
+        score: Tensor = self.score_head(combined.relu())  # eq. 17
+        return score.squeeze(1)
 
 
-def gentle(scores: Tensor, steepness: Tensor) -> Tensor:
-    """Scores, or their differences, of a critic as steep as this, as one of steepness 1 would give
-    them: then they are distances, and comparable while critics learn."""
-    return scores / steepness.detach().clamp(min=1)
+def normalise_by_gradient(scores: Tensor, gradient_norm: Tensor) -> Tensor:
+    """Divide a critic's scores, or differences of them, by its gradient norm where that is above 1.
+
+    The results are those of a 1-Lipschitz critic: distances that remain comparable while the critic
+    is trained.
+    """
+    return scores / gradient_norm.detach().clamp(min=1)
 
 
-def penalty(steepness: Tensor) -> Tensor:
-    """Eq. 18."""
-    return (steepness - 1).square()
+def gradient_penalty(gradient_norm: Tensor) -> Tensor:
+    """Return the penalty of eq. 19 for each sample, unweighted."""
+    return (gradient_norm - 1).square()
 
 
-def _as_long(said: Spoken, other: Spoken) -> Spoken:
-    """An utterance with as many places as the longer of the two."""
-    missing = max(other.real.shape[1] - said.real.shape[1], 0)
+def _pad_to_longer(utterance: EmbeddedUtterance, other: EmbeddedUtterance) -> EmbeddedUtterance:
+    """Pad an utterance to the length of another one where that is longer."""
+    missing = max(other.mask.shape[1] - utterance.mask.shape[1], 0)
     if not missing:
-        return said
-    return Spoken(
-        words=nn.functional.pad(said.words, (0, 0, 0, missing)),
-        real=nn.functional.pad(said.real, (0, missing)),
+        return utterance
+    return EmbeddedUtterance(
+        vectors=nn.functional.pad(utterance.vectors, (0, 0, 0, missing)),
+        mask=nn.functional.pad(utterance.mask, (0, missing)),
     )

@@ -1,32 +1,34 @@
 """EmpDG: multi-resolution emotions and interactive adversarial learning (Li et al. 2020).
 
-Beside the context the generator reads its emotion words alone, in the order of the text, behind
-`<lab>`, with an encoder of their own (eq. 1-6). The emotion is predicted from both first tokens
-(eq. 7-9); what is predicted is a signal that stands at the decoder's first place, and the decoder
-attends to both contexts (eq. 10-13). Two critics (`critics.py`), one of what is said and one of the
-emotion words in it, learn to tell its responses from people's by what the speaker says next, and
-teach it to be taken for a person.
+The generator encodes the context and, with a second encoder, its emotion words alone, in the order
+of the text after `<lab>` (eq. 1-6). The emotion is predicted from both first tokens (eq. 7-9). The
+predicted logits e_p are projected to the decoder's first input, and the decoder attends to both
+contexts (eq. 10-13). Two critics (`critics.py`), one for the response and one for its emotion
+words, learn to distinguish generated from gold responses given the speaker's next turn, and provide
+the generator with an adversarial loss.
 
-Three stages: the generator by likelihood (eq. 14-15), the critics alone, then both in turn.
+Three stages: the generator by maximum likelihood (eq. 14-15), the critics alone, then both
+alternately.
 
-How the critics reach the generator: in their stages the decoder is given the true words so far, as
-the paper says, and at each place a word is drawn by the Gumbel-max trick. The critics read the
-vector of the word that was drawn; the gradient passes through the softmax of the same drawn scores,
-divided by `gumbel_temperature`, times the word vectors (straight-through). Word vectors and the
-context's states are not moved by what critics say of them, only what is said is.
+Gradient from the critics to the generator: the decoder is teacher-forced, as in the paper, and at
+each position a word is sampled by the Gumbel-max trick. The critics read the vector of the sampled
+word; the gradient passes through the softmax of the same perturbed logits, divided by
+`gumbel_temperature`, times the word vectors (straight-through). The critics' losses give no
+gradient to the word vectors or to the context states, only to the generated words.
 
 Deviations: as in `transformer.py`, and
-- eq. 15 writes gamma_1 twice; ours weighs the emotion with gamma_1 and the response with gamma_2.
-- Critics learn from the samples that the speaker really answers; the generator's likelihood stage
-  takes all (`all_samples`).
-- On generated words no tagger can run: emotion words there are those that the lexicon and the
-  tagger mark in the vocabulary, and the emotional critic reads the drawn words that are marked.
-- Critics read the generator's word vectors. The emotional one reads `<lab>` first, so that a
-  response without emotion words can be read.
-- The generator hears a critic's score divided by the critic's steepness, where that is above 1:
-  with the paper's beta = 0.1 it rises to 30 and more, and would drown the likelihood (docs/log.md).
-- The best of the adversarial stage is the model that the critics, at steepness 1, tell least from
-  people.
+- Eq. 15 writes gamma_1 twice; here gamma_1 weighs the emotion and gamma_2 the response.
+- Critics learn from the samples that have a next turn; the generator's likelihood stage uses all
+  samples (`all_samples`).
+- No tagger can run on sampled words: their emotion words are those tokens of the vocabulary that
+  the lexicon and the tagger mark, and the emotional critic reads the sampled tokens among them.
+- Critics share the generator's word vectors. The emotional critic reads `<lab>` first, so that a
+  response without emotion words is not empty.
+- The generator's adversarial loss is the critics' score divided by their gradient norm where that
+  is above 1: with the paper's beta = 0.1 the norm rises to 30 and more, and the score would
+  dominate the likelihood (docs/log.md).
+- The best checkpoint of the adversarial stage has the smallest Wasserstein distance, as estimated
+  by the critics normalised to a gradient norm of 1.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,7 +55,13 @@ from attune.models.base import (
     State,
     Update,
 )
-from attune.models.critics import Critic, Spoken, Surroundings, gentle, penalty
+from attune.models.critics import (
+    Critic,
+    CriticCondition,
+    EmbeddedUtterance,
+    gradient_penalty,
+    normalise_by_gradient,
+)
 from attune.models.layers import Encoder
 from attune.models.multitask import SMALL, emotion_loss
 from attune.models.transformer import Embedded, Transformer, TransformerConfig, with_unknowns
@@ -63,66 +71,66 @@ SEMANTIC, EMOTIONAL = "semantic", "emotional"
 
 @dataclass(frozen=True, kw_only=True)
 class EmpdgConfig(TransformerConfig):
-    """The Transformer's, which of the ideas are in, and how they are weighed."""
+    """Settings of the Transformer, of EmpDG's parts and of their loss weights."""
 
     emotion_weight: float = 1.0
-    """Gamma_1 of eq. 15: of the emotion's cross-entropy."""
+    """Gamma_1 of eq. 15: weight of the emotion's cross-entropy."""
     response_weight: float = 1.0
-    """Gamma_2 of eq. 15: of the response's likelihood."""
+    """Gamma_2 of eq. 15: weight of the response's negative log-likelihood."""
     adversarial_weight: float = 0.05
-    """Of what the critics say in the generator's loss. The paper sums likelihood over the tokens of
-    a response, of which there are about twenty, and weighs a score of it as much; ours is a mean
-    over tokens."""
+    """Weight of the critics' scores in the generator's loss. The paper weighs them like the
+    likelihood summed over a response's tokens, about twenty; here the likelihood is a mean over
+    tokens."""
     penalty_weight: float = 0.1
-    """Beta of eq. 19: of the critics' gradient penalty."""
+    """Beta of eq. 19: weight of the critics' gradient penalty."""
     critic_steps: int = 1
-    """Updates of the critics in a round of the adversarial stage."""
+    """Updates of the critics per round of the adversarial stage."""
     generator_steps: int = 5
-    """Updates of the generator in it."""
+    """Updates of the generator per round of the adversarial stage."""
     gumbel_temperature: float = 1.0
-    """How soft the gradient takes the words that were drawn: towards 0 as one word each."""
+    """Temperature of the softmax through which the gradient reaches the sampled words."""
     all_samples: bool = True
-    """Learn likelihood from all samples; otherwise from those that the speaker answers, as the
-    other stages do."""
+    """Train the likelihood stage on all samples; otherwise on those with a next turn, as the other
+    stages."""
     multiresolution: bool = True
-    """Read emotion words beside the context, and let an emotional critic read them too."""
+    """Encode emotion words besides the context, and train an emotional critic on them."""
     discriminators: bool = True
-    """Learn from critics after likelihood."""
+    """Train with critics after the likelihood stage."""
 
     def __post_init__(self) -> None:
         for name in ("critic_steps", "generator_steps"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: at least 1 is expected")
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if not self.gumbel_temperature > 0:
             raise ValueError(
-                f"gumbel_temperature={self.gumbel_temperature}: more than 0 is expected"
+                f"gumbel_temperature: expected a number above 0, got {self.gumbel_temperature}"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Felt(Embedded):
-    """A batch as word vectors; the mask spans both contexts, one behind the other."""
+class MultiResolutionInputs(Embedded):
+    """A batch as word vectors; the mask covers the context and then the emotion words."""
 
-    emotional: Tensor
+    emotion_words: Tensor
     """(B, E, D) `<lab>` and the emotion words."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Understood:
-    """Both contexts as the decoder sees them."""
+class EncodedContexts:
+    """Both encoded contexts and the predicted emotion."""
 
-    source: Tensor
-    """(B, S + E, D)."""
-    semantic: Tensor
+    c: Tensor
+    """(B, S + E, D) C = [C_u; C_e], what the decoder attends to."""
+    x_0: Tensor
     """(B, D) the state of `<cls>`."""
-    emotional: Tensor
-    """(B, D) the state of `<lab>`."""
-    emotion: Tensor
-    """(B, emotions) logits, e_p."""
+    w_0: Tensor
+    """(B, D) the state of `<lab>`; that of `<cls>` without emotion words."""
+    e_p: Tensor
+    """(B, emotions) logits of the emotion."""
 
 
 class Empdg(Transformer):
-    """A generator that reads emotion words, and critics that read what it says."""
+    """A generator with a second encoder for emotion words, and critics of its responses."""
 
     system = "EmpDG"
     paper = "Li et al. 2020"
@@ -153,7 +161,8 @@ class Empdg(Transformer):
             "gumbel_temperature": Range(low=0.1, high=2.0),
         },
     }
-    marked: Tensor
+    is_emotion_word: Tensor
+    """(num_tokens,)."""
 
     def __init__(self, config: EmpdgConfig, data_info: DataInfo):
         super().__init__(config, data_info)
@@ -166,10 +175,8 @@ class Empdg(Transformer):
                 width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
                 config.dropout,
             )  # fmt: skip
-            assert data_info.emotion_words is not None, (
-                "emotion words are asked for in `requirements`"
-            )
-            self.register_buffer("marked", data_info.emotion_words, persistent=False)
+            assert data_info.emotion_words is not None, "`requirements` asks for emotion words"
+            self.register_buffer("is_emotion_word", data_info.emotion_words, persistent=False)
         if config.discriminators:
             self.critics = nn.ModuleDict({SEMANTIC: Critic(dimension, width)})
             if config.multiresolution:
@@ -177,14 +184,16 @@ class Empdg(Transformer):
 
     @classmethod
     def stage_independent_settings(cls, config: EmpdgConfig) -> Mapping[str, tuple[str, ...]]:
-        """Critics come after likelihood, and are listened to last."""
+        """The likelihood stage has no critics; only the last stage uses adversarial losses."""
         if not config.discriminators:
             return {}
-        heard = ("adversarial_weight", "critic_steps", "generator_steps", "gumbel_temperature")
-        return {"generator": ("penalty_weight",), "critics": heard}
+        adversarial = (
+            "adversarial_weight", "critic_steps", "generator_steps", "gumbel_temperature",
+        )  # fmt: skip
+        return {"generator": ("penalty_weight",), "critics": adversarial}
 
     def stages(self) -> list[Stage]:
-        """The generator, the critics, then both in turn."""
+        """Return the stages: the generator, the critics, then both alternately."""
         [train] = super().stages()
         generator = tuple(name for name in train.players["model"] if name != "critics")
         likelihood = replace(
@@ -192,12 +201,14 @@ class Empdg(Transformer):
             name="generator",
             players={"generator": generator},
             updates=(replace(train.updates[0], player="generator"),),
-            streams=(self._stream(),),
+            streams=(self._likelihood_stream(),),
         )
         if not self.config.discriminators:
             return [likelihood]
-        criticise = Update(player="critics", losses="critic_losses", weights=self._critic_weights())
-        persuade = Update(
+        critic_update = Update(
+            player="critics", losses="critic_losses", weights=self._critic_weights()
+        )
+        generator_update = Update(
             player="generator",
             losses="adversarial_losses",
             weights={**self.loss_weights(), "adversarial": self.config.adversarial_weight},
@@ -205,15 +216,15 @@ class Empdg(Transformer):
         critics = Stage(
             name="critics",
             players={"critics": ("critics",)},
-            updates=(criticise,),
+            updates=(critic_update,),
             streams=(FOLLOWED,),
         )
         adversarial = Stage(
             name="adversarial",
             players={"critics": ("critics",), "generator": generator},
             updates=(
-                replace(criticise, repeat=self.config.critic_steps),
-                replace(persuade, repeat=self.config.generator_steps),
+                replace(critic_update, repeat=self.config.critic_steps),
+                replace(generator_update, repeat=self.config.generator_steps),
             ),
             streams=(FOLLOWED,),
             metric="valid_wasserstein",
@@ -224,228 +235,256 @@ class Empdg(Transformer):
             replace(adversarial, share=0.2),
         ]
 
-    def _stream(self) -> str:
+    def _likelihood_stream(self) -> str:
         return PAIRED if self.config.all_samples else FOLLOWED
 
     def loss_weights(self) -> dict[str, float]:
-        """Eq. 15."""
+        """Return the weights of eq. 15."""
         return {"nll": self.config.response_weight, "emotion": self.config.emotion_weight}
 
     def _critic_weights(self) -> dict[str, float]:
-        """Eq. 19: critics want the distance large."""
+        """Return the weights of eq. 19: critics maximise the distance."""
         distances = {f"wasserstein_{name}": -1.0 for name in self.critics}
         penalties = {f"penalty_{name}": self.config.penalty_weight for name in self.critics}
         return {**distances, **penalties}
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Response and emotion (eq. 14-15)."""
-        batch = batches[self._stream()]
-        words = self.embedded(batch)
-        understood = self.understood(words)
-        return self._likelihood(batch, words, understood, self._decoded(words, understood))
+        """Return the unweighted terms of eq. 15: response and emotion."""
+        batch = batches[self._likelihood_stream()]
+        inputs = self.embedded(batch)
+        contexts = self.encode_contexts(inputs)
+        return self._generator_losses(batch, inputs, contexts, self._decode(inputs, contexts))
 
     def critic_losses(self, batches: Batches, progress: Progress) -> Losses:
-        """What each critic makes of people's and of generated responses (eq. 18-19)."""
+        """Return each critic's distance and gradient penalty (eq. 18-19), and the summed distance
+        of the normalised critics."""
         batch = batches[FOLLOWED]
         with torch.no_grad():
-            words = self.embedded(batch)
-            understood = self.understood(words)
-            drawn, vectors = self._drawn(self._decoded(words, understood)[words.real])
+            inputs = self.embedded(batch)
+            contexts = self.encode_contexts(inputs)
+            tokens, vectors = self._sample_words(self._decode(inputs, contexts)[inputs.real])
         terms: Losses = {}
         distances = []
-        for name, critic, around in self._critics(batch, understood):
-            person = self._person(batch, name)
-            generated = self._generated(words.real, drawn, vectors, name)
-            more, steepness = critic.compare(person, generated, around)
-            terms[f"wasserstein_{name}"] = more.sum() / batch.samples
-            terms[f"penalty_{name}"] = penalty(steepness).sum() / batch.samples
-            distances.append(gentle(more, steepness).detach())
+        for name, critic, condition in self._conditioned_critics(batch, contexts):
+            gold = self._gold_response(batch, name)
+            generated = self._critic_input(inputs.real, tokens, vectors, name)
+            difference, gradient_norm = critic.compare(gold, generated, condition)
+            terms[f"wasserstein_{name}"] = difference.sum() / batch.samples
+            terms[f"penalty_{name}"] = gradient_penalty(gradient_norm).sum() / batch.samples
+            distances.append(normalise_by_gradient(difference, gradient_norm).detach())
         return {**terms, "wasserstein": torch.stack(distances).sum() / batch.samples}
 
     def adversarial_losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Likelihood, and what the critics say of what the generator would say."""
+        """Return the terms of eq. 15 and the critics' negative scores of sampled responses."""
         batch = batches[FOLLOWED]
-        words = self.embedded(batch)
-        understood = self.understood(words)
-        hidden = self._decoded(words, understood)
-        drawn, vectors = self._drawn(hidden[words.real])
+        inputs = self.embedded(batch)
+        contexts = self.encode_contexts(inputs)
+        hidden = self._decode(inputs, contexts)
+        tokens, vectors = self._sample_words(hidden[inputs.real])
         scores = [
-            critic.judged(self._generated(words.real, drawn, vectors, name), around)
-            for name, critic, around in self._critics(batch, understood)
+            critic.normalised_score(
+                self._critic_input(inputs.real, tokens, vectors, name), condition
+            )
+            for name, critic, condition in self._conditioned_critics(batch, contexts)
         ]
         return {
-            **self._likelihood(batch, words, understood, hidden),
+            **self._generator_losses(batch, inputs, contexts, hidden),
             "adversarial": -torch.stack(scores).sum() / batch.samples,
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The emotion from both first tokens."""
-        return {"emotion": self.understood(self.embedded(batch)).emotion.log_softmax(dim=-1)}
+        """Predict the emotion from both first tokens (eq. 7-8)."""
+        contexts = self.encode_contexts(self.embedded(batch))
+        return {"emotion": contexts.e_p.log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Both contexts, and the signal for the first place."""
-        words = self.embedded(batch)
-        understood = self.understood(words)
-        state = self.decoder.begin(understood.source, words.mask)
-        return {**state, "first": self._signal(understood)}
+        """Return the decoder's state over both contexts, with the emotion signal as first input."""
+        inputs = self.embedded(batch)
+        contexts = self.encode_contexts(inputs)
+        state = self.decoder.begin(contexts.c, inputs.mask)
+        return {**state, "first": self._embed_signal(contexts)}
 
-    def embedded(self, batch: Batch) -> Felt:
-        """Eq. 1 and 4; what tells emotion words from the context is the vector of `<lab>`."""
+    def embedded(self, batch: Batch) -> MultiResolutionInputs:
+        """Embed context, emotion words and response (eq. 1 and 4); the vector of `<lab>` is the
+        emotion state embedding e^E."""
         context, roles = self.context(batch)
-        found = batch["emotion_words"]
+        emotion_words = batch["emotion_words"]
         if self.training and self.config.word_dropout:
-            found = with_unknowns(found, self.config.word_dropout, self.data_info)
+            emotion_words = with_unknowns(emotion_words, self.config.word_dropout, self.data_info)
         response, padding = batch["response"], self.data_info.specials["<pad>"]
         if not self.config.multiresolution:
-            found = found[:, :0]
-        words, speakers, given, felt = self.embedding(context, roles, self.given(response), found)
-        both = torch.cat([context, found], dim=1)
-        return Felt(
-            context=self.dropout(words + speakers + self.positions(context.shape[1])),
-            emotional=self.dropout(felt + felt[:, :1] + self.positions(found.shape[1])),
+            emotion_words = emotion_words[:, :0]
+        e_context, e_roles, e_response, e_emotion_words = self.embedding(
+            context, roles, self.given(response), emotion_words
+        )
+        e_state = e_emotion_words[:, :1]  # <lab> is always first
+        both = torch.cat([context, emotion_words], dim=1)
+        return MultiResolutionInputs(
+            context=self.dropout(e_context + e_roles + self.positions(context.shape[1])),
+            emotion_words=self.dropout(
+                e_emotion_words + e_state + self.positions(emotion_words.shape[1])
+            ),
             mask=(both != padding)[:, None, None, :],
-            response=self.dropout(given + self.positions(given.shape[1])),
+            response=self.dropout(e_response + self.positions(e_response.shape[1])),
             real=response != padding,
         )
 
-    def understood(self, words: Felt) -> Understood:
-        """Eq. 2-3 and 5-8."""
-        length = words.context.shape[1]
-        semantic = self.encoder(words.context, words.mask[..., :length])
+    def encode_contexts(self, inputs: MultiResolutionInputs) -> EncodedContexts:
+        """Encode context and emotion words, and classify the emotion (eq. 2-3 and 5-7)."""
+        length = inputs.context.shape[1]
+        c_u = self.encoder(inputs.context, inputs.mask[..., :length])  # (B, S, D)
+        x_0 = c_u[:, 0]
         if not self.config.multiresolution:
-            first = semantic[:, 0]
-            emotion = self.classifier(first)
-            return Understood(source=semantic, semantic=first, emotional=first, emotion=emotion)
-        emotional = self.emotional_encoder(words.emotional, words.mask[..., length:])
-        first, second = semantic[:, 0], emotional[:, 0]
-        return Understood(
-            source=torch.cat([semantic, emotional], dim=1),
-            semantic=first,
-            emotional=second,
-            emotion=self.classifier(torch.cat([second, first], dim=1)),
+            return EncodedContexts(c=c_u, x_0=x_0, w_0=x_0, e_p=self.classifier(x_0))
+        c_e = self.emotional_encoder(inputs.emotion_words, inputs.mask[..., length:])  # (B, E, D)
+        w_0 = c_e[:, 0]
+        return EncodedContexts(
+            c=torch.cat([c_u, c_e], dim=1),
+            x_0=x_0,
+            w_0=w_0,
+            e_p=self.classifier(torch.cat([w_0, x_0], dim=1)),  # eq. 7
         )
 
     def log_likelihood(self, batch: Batch) -> Tensor:
-        """(B, T)."""
-        words = self.embedded(batch)
-        hidden, real = self._decoded(words, self.understood(words)), words.real
+        """Return the log-probability of each response token, (B, T)."""
+        inputs = self.embedded(batch)
+        hidden, real = self._decode(inputs, self.encode_contexts(inputs)), inputs.real
         values = hidden.new_zeros(real.shape)
         values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
         return values
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """The emotion, what each word of the answer looks at in both contexts, and what the critics
-        give it where the next turn is known."""
-        words = self.embedded(batch)
-        understood = self.understood(words)
-        looks = self.decoder.looks(self._given(words, understood), understood.source, words.mask)
-        length = words.context.shape[1]
-        found = words.mask.flatten(1)  # (B, S + E)
-        answered = words.real.sum(dim=1) - 1  # without <eos>
-        scores = self._scores(batch, understood)
+        """Explain by the emotion, the attention of each response word to both contexts, and the
+        critics' scores where the next turn is known."""
+        inputs = self.embedded(batch)
+        contexts = self.encode_contexts(inputs)
+        decoder_inputs = self._embed_decoder_inputs(inputs, contexts)
+        weights = self.decoder.looks(decoder_inputs, contexts.c, inputs.mask)  # (B, T, S + E)
+        length = inputs.context.shape[1]
+        is_real = inputs.mask.flatten(1)  # (B, S + E)
+        num_words = inputs.real.sum(dim=1) - 1  # without <eos>
+        scores = self._critic_scores(batch, contexts)
         explanations = []
         for row, explanation in enumerate(super().explain(batch)):
-            rows, there = looks[row, : answered[row]], found[row]
-            parts = {"context": (rows[:, :length], there[:length])}
+            rows, mask = weights[row, : num_words[row]], is_real[row]
+            parts = {"context": (rows[:, :length], mask[:length])}
             if self.config.multiresolution:
-                parts["emotion words"] = (rows[:, length:], there[length:])
-            # What is said of <cls> and <lab> is of no word.
-            attention = {name: part[:, is_][:, 1:].tolist() for name, (part, is_) in parts.items()}
-            given = {name: values[row].item() for name, values in scores.items()}
-            known = bool((batch["next_turn"][row] != self.data_info.specials["<pad>"]).any())
+                parts["emotion words"] = (rows[:, length:], mask[length:])
+            # <cls> and <lab> come first and are not words.
+            attention = {
+                name: part[:, part_mask][:, 1:].tolist()
+                for name, (part, part_mask) in parts.items()
+            }
+            row_scores = {name: values[row].item() for name, values in scores.items()}
+            has_feedback = bool((batch["next_turn"][row] != self.data_info.specials["<pad>"]).any())
             explanations.append(
-                replace(explanation, attention=attention, scores=given if known else None)
+                replace(
+                    explanation,
+                    attention=attention,
+                    scores=row_scores if has_feedback else None,
+                )
             )
         return explanations
 
-    def _scores(self, batch: Batch, understood: Understood) -> dict[str, Tensor]:
-        """(B,) what each critic gives the response of the batch; nothing where no turn follows."""
+    def _critic_scores(self, batch: Batch, contexts: EncodedContexts) -> dict[str, Tensor]:
+        """Return each critic's score of the batch's responses, (B,); empty without next turns."""
         if not self.config.discriminators or not batch["next_turn"].shape[1]:
             return {}
         response = batch["response"]
-        real = response != self.data_info.specials["<pad>"]
-        drawn = response[real]
-        vectors = self._word_vectors()[drawn]
+        mask = response != self.data_info.specials["<pad>"]
+        tokens = response[mask]
+        vectors = self._word_vectors()[tokens]
         return {
-            name: critic(self._generated(real, drawn, vectors, name), around)
-            for name, critic, around in self._critics(batch, understood)
+            name: critic(self._critic_input(mask, tokens, vectors, name), condition)
+            for name, critic, condition in self._conditioned_critics(batch, contexts)
         }
 
-    def _signal(self, understood: Understood) -> Tensor:
-        """(B, 1, D) what the decoder is given first."""
-        signal: Tensor = self.signal(understood.emotion)
+    def _embed_signal(self, contexts: EncodedContexts) -> Tensor:
+        """Return y_0, the projected emotion signal e'_p at the decoder's first position, (B, 1,
+        D)."""
+        signal: Tensor = self.signal(contexts.e_p)
         return signal[:, None] + self.positions(1)
 
-    def _decoded(self, words: Felt, understood: Understood) -> Tensor:
-        """(B, T, D), eq. 10-12."""
-        hidden: Tensor = self.decoder(self._given(words, understood), understood.source, words.mask)
+    def _decode(self, inputs: MultiResolutionInputs, contexts: EncodedContexts) -> Tensor:
+        """Return the decoder's hidden states (B, T, D), teacher-forced (eq. 10-12)."""
+        decoder_inputs = self._embed_decoder_inputs(inputs, contexts)
+        hidden: Tensor = self.decoder(decoder_inputs, contexts.c, inputs.mask)
         return hidden
 
-    def _given(self, words: Felt, understood: Understood) -> Tensor:
-        """(B, T, D) what the decoder is given: the signal, then the response so far."""
-        return torch.cat([self._signal(understood), words.response[:, 1:]], dim=1)
+    def _embed_decoder_inputs(
+        self, inputs: MultiResolutionInputs, contexts: EncodedContexts
+    ) -> Tensor:
+        """Return E_Y, the emotion signal followed by the previous response tokens, (B, T, D)."""
+        return torch.cat([self._embed_signal(contexts), inputs.response[:, 1:]], dim=1)
 
-    def _likelihood(
-        self, batch: Batch, words: Felt, understood: Understood, hidden: Tensor
+    def _generator_losses(
+        self, batch: Batch, inputs: MultiResolutionInputs, contexts: EncodedContexts, hidden: Tensor
     ) -> Losses:
         return {
-            "nll": self.nll(batch, hidden, words),
-            "emotion": emotion_loss(understood.emotion, batch),
+            "nll": self.nll(batch, hidden, inputs),  # eq. 14
+            "emotion": emotion_loss(contexts.e_p, batch),  # eq. 9
         }
 
-    def _drawn(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, D) -> (N,) words drawn from what is predicted, the likeliest ones outside training,
-        and their vectors (N, dimension), through which a gradient reaches the prediction."""
-        scores = self.output.logits(hidden)  # (N, V)
-        if self.training:  # Gumbel's noise: the largest sum is a sample of the softmax
-            scores = scores - torch.empty_like(scores).exponential_().log()
-        drawn, table = scores.argmax(dim=1), self._word_vectors()
-        vectors = table[drawn]
-        if scores.requires_grad:
-            soft = (scores / self.config.gumbel_temperature).softmax(dim=1) @ table
+    def _sample_words(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample a token for each hidden state (N, D); in evaluation take the most likely one.
+
+        Returns the tokens (N,) and their vectors (N, dimension), whose gradient is that of the
+        softmax-weighted mean of all word vectors (straight-through).
+        """
+        logits = self.output.logits(hidden)  # (N, V)
+        if self.training:  # Gumbel noise: the argmax is then a sample of the softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        tokens, table = logits.argmax(dim=1), self._word_vectors()
+        vectors = table[tokens]
+        if logits.requires_grad:
+            soft = (logits / self.config.gumbel_temperature).softmax(dim=1) @ table
             vectors = vectors + (soft - soft.detach())
-        return drawn, vectors
+        return tokens, vectors
 
     def _word_vectors(self) -> Tensor:
         return self.embedding.table.weight.detach()
 
-    def _generated(self, real: Tensor, drawn: Tensor, vectors: Tensor, critic: str) -> Spoken:
-        """Drawn words (N,) at the real places (B, T), as a critic reads them."""
-        words = vectors.new_zeros(*real.shape, vectors.shape[1])
-        words[real] = vectors
+    def _critic_input(
+        self, mask: Tensor, tokens: Tensor, vectors: Tensor, critic: str
+    ) -> EmbeddedUtterance:
+        """Return a critic's input for tokens (N,) with vectors (N, dimension) at a mask (B, T)."""
+        padded = vectors.new_zeros(*mask.shape, vectors.shape[1])
+        padded[mask] = vectors
         if critic == SEMANTIC:
-            return Spoken(words=words, real=real)
-        chosen = torch.zeros_like(real)
-        chosen[real] = self.marked[drawn]
-        return self._behind_label(words, chosen)
+            return EmbeddedUtterance(vectors=padded, mask=mask)
+        is_emotion_word = torch.zeros_like(mask)
+        is_emotion_word[mask] = self.is_emotion_word[tokens]
+        return self._select_after_label(padded, is_emotion_word)
 
-    def _behind_label(self, words: Tensor, chosen: Tensor) -> Spoken:
-        """The chosen words (B, T, dimension), moved together behind `<lab>`."""
-        label = self._word_vectors()[self.data_info.specials["<lab>"]].expand(len(words), 1, -1)
-        words = torch.cat([label, words], dim=1)
-        chosen = nn.functional.pad(chosen, (1, 0), value=True)
-        counts = chosen.sum(dim=1, keepdim=True)
-        real = torch.arange(int(counts.max()), device=counts.device) < counts
-        order = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, : real.shape[1]]
-        kept = words.gather(1, order[..., None].expand(-1, -1, words.shape[2]))
-        return Spoken(words=kept * real[..., None], real=real)
+    def _select_after_label(self, vectors: Tensor, selected: Tensor) -> EmbeddedUtterance:
+        """Return `<lab>` followed by the selected words of (B, T, dimension), without gaps."""
+        label = self._word_vectors()[self.data_info.specials["<lab>"]].expand(len(vectors), 1, -1)
+        vectors = torch.cat([label, vectors], dim=1)
+        selected = nn.functional.pad(selected, (1, 0), value=True)
+        counts = selected.sum(dim=1, keepdim=True)
+        mask = torch.arange(int(counts.max()), device=counts.device) < counts
+        order = (~selected).to(torch.uint8).argsort(dim=1, stable=True)[:, : mask.shape[1]]
+        kept = vectors.gather(1, order[..., None].expand(-1, -1, vectors.shape[2]))
+        return EmbeddedUtterance(vectors=kept * mask[..., None], mask=mask)
 
-    def _person(self, batch: Batch, critic: str) -> Spoken:
-        return self._spoken(batch["response" if critic == SEMANTIC else "response_emotion_words"])
+    def _gold_response(self, batch: Batch, critic: str) -> EmbeddedUtterance:
+        column = "response" if critic == SEMANTIC else "response_emotion_words"
+        return self._embed_utterance(batch[column])
 
-    def _spoken(self, tokens: Tensor) -> Spoken:
-        real = tokens != self.data_info.specials["<pad>"]
-        return Spoken(words=self._word_vectors()[tokens] * real[..., None], real=real)
+    def _embed_utterance(self, tokens: Tensor) -> EmbeddedUtterance:
+        mask = tokens != self.data_info.specials["<pad>"]
+        return EmbeddedUtterance(vectors=self._word_vectors()[tokens] * mask[..., None], mask=mask)
 
-    def _critics(
-        self, batch: Batch, understood: Understood
-    ) -> Iterator[tuple[str, Critic, Surroundings]]:
-        """Each critic with what it knows beside a response."""
+    def _conditioned_critics(
+        self, batch: Batch, contexts: EncodedContexts
+    ) -> Iterator[tuple[str, Critic, CriticCondition]]:
+        """Yield each critic's name, the critic and what it is conditioned on."""
         feedback = {SEMANTIC: "next_turn", EMOTIONAL: "next_turn_emotion_words"}
-        context = {SEMANTIC: understood.semantic, EMOTIONAL: understood.emotional}
+        context = {SEMANTIC: contexts.x_0, EMOTIONAL: contexts.w_0}
         for name, critic in self.critics.items():
             assert isinstance(critic, Critic)
-            around = Surroundings(
-                feedback=self._spoken(batch[feedback[name]]), context=context[name].detach()
+            condition = CriticCondition(
+                feedback=self._embed_utterance(batch[feedback[name]]),
+                context=context[name].detach(),
             )
-            yield name, critic, around
+            yield name, critic, condition

@@ -1,4 +1,4 @@
-"""EmpDG: emotion words, the two contexts, and critics that really teach the generator."""
+"""EmpDG: emotion words, the two contexts, and the critics' gradient in the generator."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attune.models.base import FOLLOWED, PAIRED, Batch, Progress
-from attune.models.critics import Critic, Spoken, Surroundings
+from attune.models.critics import Critic, CriticCondition, EmbeddedUtterance
 from attune.platform.batching.encoding import Ragged, followed
 from attune.platform.core.errors import UsageError
 from attune.platform.text.emotion_words import EmotionWords
@@ -33,18 +33,18 @@ def generator_parts(variant):
 
 def test_emotion_words_are_the_lexicons_and_adjectives_in_order():
     texts = ["i am so excited , what a wonderful job !", "the table is there .", None]
-    found = EmotionWords(LEXICON).find(pl.Series(texts))
-    assert found.to_list() == ["excited wonderful job", "", None]
+    emotion_words = EmotionWords(LEXICON).find(pl.Series(texts))
+    assert emotion_words.to_list() == ["excited wonderful job", "", None]
 
 
-def test_emotion_words_stand_behind_lab(test_samples, encode_samples, vocabulary):
+def test_emotion_words_follow_lab(test_samples, encode_samples, vocabulary):
     columns = encode_samples(test_samples)
     tokens = vocabulary.tokens
     for row in range(0, test_samples.height, 97):
-        found = columns["emotion_words"].padded([row])[0].tolist()
+        emotion_words = columns["emotion_words"].padded([row])[0].tolist()
         context = [tokens[n] for n in columns["context"].padded([row])[0].tolist()]
-        assert tokens[found[0]] == "<lab>"
-        words = [tokens[n] for n in found[1:]]
+        assert tokens[emotion_words[0]] == "<lab>"
+        words = [tokens[n] for n in emotion_words[1:]]
         remaining = iter(context)
         assert all(word in remaining for word in words), "in the order of the text"
     replies = columns["next_turn"].lengths > 0
@@ -63,8 +63,8 @@ def test_only_answered_samples_are_followed(test_columns):
             assert column.padded([0, 1, 2, 3, 4]).equal(test_columns[name].padded(rows)), name
 
 
-def test_the_generator_is_taught_by_the_critics(build, batch):
-    """The fault of the public code: there the critics' loss is a number, without a gradient."""
+def test_the_generator_gets_a_gradient_from_the_critics(build, batch):
+    """In the public code the critics' loss is a plain number, without a gradient."""
     variant = build("empdg").variant
     with trainable_only(variant, generator_parts(variant)):
         adversarial(variant, batch)["adversarial"].backward()
@@ -74,133 +74,140 @@ def test_the_generator_is_taught_by_the_critics(build, batch):
     assert all(p.grad is None for p in variant.critics.parameters())
 
 
-def test_each_critic_teaches(build, batch):
+def test_each_critic_gives_a_gradient(build, batch):
     variant = build("empdg").variant
     for silenced in ("semantic", "emotional"):
-        heard = [name for name in variant.critics if name != silenced]
         for name, critic in variant.critics.items():
-            critic.verdict.weight.data.fill_(0.0 if name == silenced else 0.5)
+            critic.score_head.weight.data.fill_(0.0 if name == silenced else 0.5)
         variant.zero_grad()
         torch.manual_seed(0)
         adversarial(variant, batch)["adversarial"].backward()
-        assert variant.output.bias.grad.abs().sum() > 0, heard
+        assert variant.output.bias.grad.abs().sum() > 0, silenced
 
 
-def test_without_the_critics_the_update_is_another(build, batch):
-    """One step of the generator, with what critics say in its loss and without."""
-    moved = {}
+def test_the_critics_change_the_update(build, batch):
+    """One step of the generator, with and without the adversarial loss."""
+    weights = {}
     for weight in (1.0, 0.0):
         variant = build("empdg", adversarial_weight=weight).variant
         update = stages_of(variant)["adversarial"].updates[1]
-        mine = parameters_of(variant, generator_parts(variant))
-        optimizer = torch.optim.SGD(mine, lr=0.1)
+        parameters = parameters_of(variant, generator_parts(variant))
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
         with trainable_only(variant, generator_parts(variant)):
             torch.manual_seed(0)
             total_loss(update, adversarial(variant, batch)).backward()
             optimizer.step()
-        moved[weight] = variant.decoder.layers[0].feed_forward[0].weight.detach().clone()
-    assert not torch.equal(moved[1.0], moved[0.0])
+        weights[weight] = variant.decoder.layers[0].feed_forward[0].weight.detach().clone()
+    assert not torch.equal(weights[1.0], weights[0.0])
 
 
-def test_drawn_words_are_read_as_they_are_and_learned_as_chances(build):
-    """Straight-through: forward the drawn word's vector, backward the softmax's."""
+def test_sampled_words_have_straight_through_gradients(build):
+    """Forward gives the sampled word's vector, backward the gradient of the softmax."""
     variant = build("empdg", gumbel_temperature=0.5).variant.eval()
     hidden = torch.randn(5, variant.config.width, requires_grad=True)
-    drawn, vectors = variant._drawn(hidden)
+    tokens, vectors = variant._sample_words(hidden)
     table = variant.embedding.table.weight.detach()
     logits = variant.output.logits(hidden)
-    assert drawn.equal(logits.argmax(dim=1))
-    assert torch.allclose(vectors, table[drawn], atol=1e-6)
+    assert tokens.equal(logits.argmax(dim=1))
+    assert torch.allclose(vectors, table[tokens], atol=1e-6)
     direction = torch.randn_like(vectors)
-    [found] = torch.autograd.grad((vectors * direction).sum(), hidden)
+    [gradient] = torch.autograd.grad((vectors * direction).sum(), hidden)
     soft = (logits / 0.5).softmax(dim=1) @ table
     [expected] = torch.autograd.grad((soft * direction).sum(), hidden)
-    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.allclose(gradient, expected, atol=1e-6)
 
 
-def test_words_are_drawn_as_often_as_they_are_likely(build):
+def test_words_are_sampled_with_their_probabilities(build):
     variant = build("empdg").variant.train()
     hidden = torch.randn(1, variant.config.width).expand(4000, -1)
     with torch.no_grad():
         variant.output.bias[20:23] += 8.0
-        drawn, _ = variant._drawn(hidden)
+        tokens, _ = variant._sample_words(hidden)
         expected = variant.output.logits(hidden[:1]).softmax(dim=1)[0, 20:23]
-    found = torch.stack([(drawn == number).float().mean() for number in range(20, 23)])
-    assert torch.allclose(found, expected, atol=0.03)
+    frequencies = torch.stack([(tokens == number).float().mean() for number in range(20, 23)])
+    assert torch.allclose(frequencies, expected, atol=0.03)
 
 
-def test_critics_learn_to_tell_people_from_the_generator(build, batch):
-    """And keep their slope near 1, where the penalty weighs enough."""
+def test_critics_learn_to_separate_gold_from_generated(build, batch):
+    """With a large penalty weight their gradient norm stays near 1."""
     torch.manual_seed(0)
     variant = build("empdg", penalty_weight=100.0).variant.train()
     update = stages_of(variant)["critics"].updates[0]
     optimizer = torch.optim.Adam(variant.critics.parameters(), lr=3e-3)
-    found = []
+    history = []
     for _ in range(60):
         with trainable_only(variant, ("critics",)):
             terms = variant.critic_losses({FOLLOWED: batch}, Progress())
             optimizer.zero_grad()
             total_loss(update, terms).backward()
             optimizer.step()
-        found.append({name: float(term.detach()) for name, term in terms.items()})
+        history.append({name: float(term.detach()) for name, term in terms.items()})
     for name in variant.critics:
-        assert found[-1][f"wasserstein_{name}"] > found[0][f"wasserstein_{name}"] + 0.05, name
-        assert found[-1][f"penalty_{name}"] < 0.3 < found[0][f"penalty_{name}"], name
-    both = sum(found[-1][f"wasserstein_{name}"] for name in variant.critics)
-    assert both / 1.6 < found[-1]["wasserstein"] <= both * 1.00001  # a slope of 1.55 at most
+        assert history[-1][f"wasserstein_{name}"] > history[0][f"wasserstein_{name}"] + 0.05, name
+        assert history[-1][f"penalty_{name}"] < 0.3 < history[0][f"penalty_{name}"], name
+    both = sum(history[-1][f"wasserstein_{name}"] for name in variant.critics)
+    assert (
+        both / 1.6 < history[-1]["wasserstein"] <= both * 1.00001
+    )  # a gradient norm of 1.55 at most
 
 
-def test_the_penalty_is_of_the_slope_between_both():
-    """Against the slope by differences, a state at a time."""
+def test_the_gradient_norm_is_that_of_the_interpolation():
+    """Compared with finite differences, one state at a time."""
     torch.manual_seed(0)
     critic = Critic(6, 8).double().eval()
-    person, generated, reply = (
-        Spoken(words=torch.randn(1, n, 6).double(), real=torch.ones(1, n, dtype=torch.bool))
+    gold, generated, reply = (
+        EmbeddedUtterance(
+            vectors=torch.randn(1, n, 6).double(), mask=torch.ones(1, n, dtype=torch.bool)
+        )
         for n in (4, 3, 2)
     )
-    around = Surroundings(feedback=reply, context=torch.randn(1, 8).double())
-    _, steepness = critic.compare(person, generated, around)
+    condition = CriticCondition(feedback=reply, context=torch.randn(1, 8).double())
+    _, gradient_norm = critic.compare(gold, generated, condition)
     with torch.no_grad():
-        longer = Spoken(
-            words=torch.cat([generated.words, torch.zeros(1, 1, 6).double()], dim=1),
-            real=torch.tensor([[True, True, True, False]]),
+        longer = EmbeddedUtterance(
+            vectors=torch.cat([generated.vectors, torch.zeros(1, 1, 6).double()], dim=1),
+            mask=torch.tensor([[True, True, True, False]]),
         )
-        middle = (critic._read(person) + critic._read(longer)) / 2
-        feedback, step = critic._last(reply), 1e-6
-        slope = torch.zeros_like(middle)
+        middle = (critic._encode(gold) + critic._encode(longer)) / 2
+        feedback, step = critic._last_state(reply), 1e-6
+        gradient = torch.zeros_like(middle)
         for place in range(4):
             for number in range(8):
                 moved = middle.clone()
                 moved[0, place, number] += step
                 scores = [
-                    critic._score(states, person.real, feedback, around.context)
+                    critic._score(states, gold.mask, feedback, condition.context)
                     for states in (moved, middle)
                 ]
-                slope[0, place, number] = (scores[0] - scores[1]) / step
-    assert float(steepness) == pytest.approx(slope.norm().item(), rel=1e-4)
+                gradient[0, place, number] = (scores[0] - scores[1]) / step
+    assert float(gradient_norm) == pytest.approx(gradient.norm().item(), rel=1e-4)
 
 
-def test_the_generator_hears_no_more_of_a_critic_that_shouts():
-    """However steep a critic is, what it says weighs as if it were of steepness 1."""
+def test_the_normalised_score_does_not_depend_on_the_scale_of_a_critic():
+    """However large its gradient norm, its score counts as if the norm were 1."""
     critic = Critic(6, 8).double().train()
-    reply = Spoken(words=torch.randn(2, 3, 6).double(), real=torch.ones(2, 3, dtype=torch.bool))
-    around = Surroundings(feedback=reply, context=torch.randn(2, 8).double())
-    words = torch.randn(2, 4, 6).double().requires_grad_()
-    said = Spoken(words=words, real=torch.ones(2, 4, dtype=torch.bool))
+    reply = EmbeddedUtterance(
+        vectors=torch.randn(2, 3, 6).double(), mask=torch.ones(2, 3, dtype=torch.bool)
+    )
+    condition = CriticCondition(feedback=reply, context=torch.randn(2, 8).double())
+    vectors = torch.randn(2, 4, 6).double().requires_grad_()
+    response = EmbeddedUtterance(vectors=vectors, mask=torch.ones(2, 4, dtype=torch.bool))
 
-    def heard(factor):
+    def score_scaled_by(factor):
         with torch.no_grad():
-            critic.verdict.weight.mul_(factor)
-        score = critic.judged(said, around)
-        return score.detach(), torch.autograd.grad(score.sum(), words)[0]
+            critic.score_head.weight.mul_(factor)
+        score = critic.normalised_score(response, condition)
+        return score.detach(), torch.autograd.grad(score.sum(), vectors)[0]
 
-    assert torch.equal(heard(1e-3)[0], critic(said, around))  # gentle enough
-    (loud, moved), (louder, moved_more) = heard(1e6), heard(10.0)
-    assert torch.allclose(loud, louder)
-    assert torch.allclose(moved, moved_more)
+    assert torch.equal(
+        score_scaled_by(1e-3)[0], critic(response, condition)
+    )  # a gradient norm below 1
+    (score, gradient), (larger_score, larger_gradient) = score_scaled_by(1e6), score_scaled_by(10.0)
+    assert torch.allclose(score, larger_score)
+    assert torch.allclose(gradient, larger_gradient)
 
 
-def test_critics_listen_to_what_the_speaker_says_next(build, batch):
+def test_critics_depend_on_the_next_turn(build, batch):
     variant = build("empdg").variant.eval()
     other = {**batch.tensors, "next_turn": batch["next_turn"].flip(0)}
     swapped = dataclasses.replace(batch, tensors=other)
@@ -209,23 +216,25 @@ def test_critics_listen_to_what_the_speaker_says_next(build, batch):
     assert one["wasserstein_emotional"] == two["wasserstein_emotional"]
 
 
-def test_the_emotional_critic_reads_marked_words_alone(build):
+def test_the_emotional_critic_reads_emotion_words_only(build):
     variant = build("empdg").variant
-    marked = variant.marked.nonzero().flatten()
-    plain = (~variant.marked).nonzero().flatten()[20:]
-    drawn = torch.stack([plain[0], marked[0], plain[1], marked[1], plain[2]])
-    real = torch.tensor([[True, True, True, True], [True, False, False, False]])
+    emotional = variant.is_emotion_word.nonzero().flatten()
+    plain = (~variant.is_emotion_word).nonzero().flatten()[20:]
+    tokens = torch.stack([plain[0], emotional[0], plain[1], emotional[1], plain[2]])
+    mask = torch.tensor([[True, True, True, True], [True, False, False, False]])
     table = variant._word_vectors()
-    said = variant._generated(real, drawn, table[drawn], "emotional")
+    critic_input = variant._critic_input(mask, tokens, table[tokens], "emotional")
     label = table[variant.data_info.specials["<lab>"]]
-    assert said.real.tolist() == [[True, True, True], [True, False, False]]
-    assert said.words[0].equal(torch.stack([label, table[marked[0]], table[marked[1]]]))
-    assert said.words[1, 0].equal(label)
-    assert not said.words[1, 1:].any()
+    assert critic_input.mask.tolist() == [[True, True, True], [True, False, False]]
+    assert critic_input.vectors[0].equal(
+        torch.stack([label, table[emotional[0]], table[emotional[1]]])
+    )
+    assert critic_input.vectors[1, 0].equal(label)
+    assert not critic_input.vectors[1, 1:].any()
 
 
 @torch.no_grad()
-def test_both_contexts_are_heard(build, batch):
+def test_both_contexts_are_used(build, batch):
     variant = build("empdg").variant.eval()
     for name in ("context", "emotion_words"):
         flipped = dataclasses.replace(batch, tensors={**batch.tensors, name: batch[name].flip(0)})
@@ -271,18 +280,22 @@ def test_explanations(build, batch):
     explanations = variant.explain(batch)
     for row, explanation in enumerate(explanations):
         alone = variant.explain(rows_of(batch, [row]))[0]
-        words = int((batch["context"][row] != 0).sum()) - 1
-        found = int((batch["emotion_words"][row] != 0).sum()) - 1
-        said = int((batch["response"][row] != 0).sum()) - 1
-        looked = explanation.attention
-        assert [len(r) for r in looked["context"]] == [words] * said
-        assert [len(r) for r in looked["emotion words"]] == [found] * said
-        for one, two in zip(looked["context"], looked["emotion words"], strict=True):
-            assert 0 < sum(one) + sum(two) <= 1 + 1e-5  # <cls> and <lab> have the rest
+        num_words = int((batch["context"][row] != 0).sum()) - 1
+        num_emotion_words = int((batch["emotion_words"][row] != 0).sum()) - 1
+        num_answer_words = int((batch["response"][row] != 0).sum()) - 1
+        attention = explanation.attention
+        assert [len(r) for r in attention["context"]] == [num_words] * num_answer_words
+        assert [len(r) for r in attention["emotion words"]] == [
+            num_emotion_words
+        ] * num_answer_words
+        for one, two in zip(attention["context"], attention["emotion words"], strict=True):
+            assert 0 < sum(one) + sum(two) <= 1 + 1e-5  # the remainder is on <cls> and <lab>
         assert explanation.scores == pytest.approx(alone.scores, abs=1e-4)
-    silent = {n: t[:, :0] if n.startswith("next_turn") else t for n, t in batch.tensors.items()}
-    nobody = Batch(tensors=silent, samples=batch.samples, tokens=batch.tokens)
-    assert all(e.scores is None for e in variant.explain(nobody))
+    without_next_turn = {
+        n: t[:, :0] if n.startswith("next_turn") else t for n, t in batch.tensors.items()
+    }
+    unanswered = Batch(tensors=without_next_turn, samples=batch.samples, tokens=batch.tokens)
+    assert all(e.scores is None for e in variant.explain(unanswered))
 
 
 def test_likelihood_is_learned_from_all_and_the_rest_from_answered(build):
