@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from deepspeed.comm import comm
-from torch import nn
 from typer.testing import CliRunner
 
 from attune.jobs.cli import app
 from attune.models import all_variants
-from attune.models.base import PAIRED, Stage, Update, Variant
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import DataError
 from attune.platform.data.dataset_folder import read_samples
@@ -24,11 +22,8 @@ from attune.platform.runs.model import MODEL_WEIGHTS, load_model
 from attune.platform.runs.record import find_run, read_run
 from attune.platform.services import cluster
 from attune.platform.training import checkpoints, data, engine, loop, setup, sharing
-from attune.platform.training.engine import Engine, Player
 from attune.platform.training.loop import Training
 from attune.platform.training.process_group import ProcessGroup
-from attune.platform.training.settings import TrainingConfig
-from attune.platform.training.updates import total_loss, trainable_only
 from attune.platform.training.validation import compute_validation_metrics
 from attune.platform.training.worker import train
 from attune.platform.tuning.spaces import ends, groups_of
@@ -59,7 +54,7 @@ def begin(prepared):
 
 @pytest.fixture(autouse=True)
 def few_valid_samples(monkeypatch):
-    """Looking at all of valid would take most of the time."""
+    """Validating on all samples would take most of the time."""
     real = data.load_streams
 
     def fewer(run, model):
@@ -70,7 +65,7 @@ def few_valid_samples(monkeypatch):
     monkeypatch.setattr(data, "load_streams", fewer)
 
 
-def go(run):
+def train_run(run):
     model = setup.build_run_model(run)
     streams, valid = data.load_streams(run, model)
     return Training(run, model, streams, valid).run()
@@ -101,10 +96,10 @@ class Killed(BaseException):
 def kill_at(monkeypatch, total):
     real = Training.train_round
 
-    def mortal(self, stage, standing, *rest):
-        if standing.total == total:
+    def mortal(self, stage, state, *rest):
+        if state.total == total:
             raise Killed
-        return real(self, stage, standing, *rest)
+        return real(self, stage, state, *rest)
 
     monkeypatch.setattr(Training, "train_round", mortal)
 
@@ -139,7 +134,7 @@ def test_a_killed_run_gives_what_the_uninterrupted_gives(
     steps, settings, _ = SCHEDULES[variant]
     if variant not in uninterrupted:
         whole = begin(variant, "whole", max_steps=steps, **settings)
-        assert go(whole)
+        assert train_run(whole)
         kept = tmp_path_factory.mktemp("whole")
         shutil.copytree(whole.folder, kept, dirs_exist_ok=True)
         uninterrupted[variant] = read_run(kept)
@@ -147,8 +142,8 @@ def test_a_killed_run_gives_what_the_uninterrupted_gives(
     with monkeypatch.context() as patched:
         kill_at(patched, killed_at)
         with pytest.raises(Killed):
-            go(run)
-    assert go(run)
+            train_run(run)
+    assert train_run(run)
     assert_same(run, uninterrupted[variant])
 
 
@@ -165,7 +160,7 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
     # The first stages, and little more.
     steps, settings = 16, {**NOISY, "evaluate_every": 4}
     base = begin(name, "base", max_steps=steps, **settings)
-    assert go(base)
+    assert train_run(base)
     spaces = {key: tried for group in groups_of(name).values() for key, tried in group.items()}
     own = all_variants()[name][0]
     for stage, keys in own.stage_independent_settings(own.Config(**base.config)).items():
@@ -173,7 +168,7 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
         for key in keys:
             value = next(v for v in ends(spaces[key]) if v != base.config[key])
             run = begin(name, f"other-{key}", max_steps=steps, **settings, **{key: value})
-            assert go(run)
+            assert train_run(run)
             assert (run.model_after(stage) / MODEL_WEIGHTS).read_bytes() == expected, key
             assert sharing.steps_until(run, stage) == sharing.steps_until(base, stage)
 
@@ -181,10 +176,10 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
 def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
     steps, settings, _ = SCHEDULES["empdg"]
     first = begin("empdg", "first", max_steps=steps, **settings)
-    assert go(first)
+    assert train_run(first)
     other = {**settings, "generator_steps": 3}
     alone = begin("empdg", "alone", max_steps=steps, **other)
-    assert go(alone)
+    assert train_run(alone)
     run = begin("empdg", "sharing", max_steps=steps, **other)
     run = sharing.start_after_shared_stage(run, [run, first, alone.update(seed=7)])
     assert run.shared_steps == sharing.steps_until(first, "critics") == 25
@@ -203,25 +198,27 @@ def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
 
 def test_a_stopped_run_goes_on_where_it_stopped(begin):
     whole = begin("dummy", "whole", max_steps=12)
-    assert go(whole)
+    assert train_run(whole)
     run = begin("dummy", "stopped", max_steps=12)
     run.stop_file.touch()
-    assert not go(run)  # a step is done all the same, so that a loop of stops comes to an end
+    assert not train_run(
+        run
+    )  # a step is done all the same, so that a loop of stops comes to an end
     assert not (run.folder / loop.RESULT).exists()
     run.stop_file.unlink()
-    assert go(run)
+    assert train_run(run)
     assert_same(run, whole)
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "standing"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "state"])
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monkeypatch, damage):
     whole = begin("dummy", "whole", max_steps=15, checkpoint_every=3)
-    assert go(whole)
+    assert train_run(whole)
     run = begin("dummy", "damaged", max_steps=15, checkpoint_every=3)
     with monkeypatch.context() as patched:
         kill_at(patched, 10)
         with pytest.raises(Killed):
-            go(run)
+            train_run(run)
     last = sorted(run.checkpoints.glob("0*"))[-1]
     victim = next((last / checkpoints.ENGINES).rglob("*.pt"))
     if damage == "cut":
@@ -229,24 +226,24 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monk
     elif damage == "missing":
         victim.unlink()
     else:
-        standing = json.loads((last / checkpoints.TRAIN_STATE).read_text())
-        standing["step"] += 1
-        (last / checkpoints.TRAIN_STATE).write_text(json.dumps(standing))
-    assert go(run)
+        state = json.loads((last / checkpoints.TRAIN_STATE).read_text())
+        state["step"] += 1
+        (last / checkpoints.TRAIN_STATE).write_text(json.dumps(state))
+    assert train_run(run)
     assert f"{last} is damaged" in (run.folder / "log.txt").read_text()
     assert_same(run, whole)
 
 
 def test_nothing_is_compiled(begin):
-    assert go(begin("dummy", "alone", max_steps=1))
+    assert train_run(begin("dummy", "alone", max_steps=1))
     assert comm.cdb.shm_comm_op is None
 
 
 def test_accumulation_changes_nothing(begin):
     whole = begin("multi-trs", "whole", max_steps=6)
     parts = begin("multi-trs", "parts", max_steps=6, accumulation=4)
-    assert go(whole)
-    assert go(parts)
+    assert train_run(whole)
+    assert train_run(parts)
     for (step, one), (_, other) in zip(logged(whole), logged(parts), strict=True):
         for name, value in one.items():
             assert other[name] == pytest.approx(value, rel=1e-4), (step, name)
@@ -255,24 +252,24 @@ def test_accumulation_changes_nothing(begin):
 def test_zero_3_gives_what_zero_0_gives_and_resumes(begin, monkeypatch):
     whole = begin("dummy", "whole", max_steps=8)
     spread = begin("dummy", "spread", max_steps=8, zero=3, checkpoint_every=3)
-    assert go(whole)
+    assert train_run(whole)
     with monkeypatch.context() as patched:
         kill_at(patched, 5)
         with pytest.raises(Killed):
-            go(spread)
-    assert go(spread)
+            train_run(spread)
+    assert train_run(spread)
     for (step, one), (_, other) in zip(logged(whole), logged(spread), strict=True):
         assert other == pytest.approx(one, rel=1e-4), step
-    found = weights(spread)
+    spread_weights = weights(spread)
     for name, tensor in weights(whole).items():
-        assert torch.allclose(tensor, found[name], atol=1e-5), name
+        assert torch.allclose(tensor, spread_weights[name], atol=1e-5), name
 
 
 def test_bf16_learns_nearly_as_fp32(begin):
     wide = begin("multi-trs", "wide", max_steps=5)
     narrow = begin("multi-trs", "narrow", max_steps=5, precision="bf16")
-    assert go(wide)
-    assert go(narrow)
+    assert train_run(wide)
+    assert train_run(narrow)
     assert logged(wide) != logged(narrow)
     for (step, one), (_, other) in zip(logged(wide), logged(narrow), strict=True):
         key = "loss" if "loss" in one else "valid_loss"
@@ -280,9 +277,9 @@ def test_bf16_learns_nearly_as_fp32(begin):
     assert all(tensor.dtype == torch.float32 for tensor in weights(narrow).values())
 
 
-def test_check_limits_are_shared_by_stages_and_each_gets_an_update(begin):
+def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     run = begin("emoprepend-1", "short", max_steps=1)
-    assert go(run)
+    assert train_run(run)
     assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
         == [1, 2]  # fmt: skip
     model = setup.build_run_model(run)
@@ -293,158 +290,63 @@ def test_check_limits_are_shared_by_stages_and_each_gets_an_update(begin):
 def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
     # So high a rate makes valid worse and worse: the first looks are the best.
     run = begin("dummy", "impatient", max_steps=60, learning_rate=3.0, patience=2, evaluate_every=2)
-    assert go(run)
-    looks = [(s, m["valid_loss"]) for s, m in logged(run) if "valid_loss" in m]
-    best_step, best = min(looks, key=lambda look: look[1])
+    assert train_run(run)
+    validations = [(s, m["valid_loss"]) for s, m in logged(run) if "valid_loss" in m]
+    best_step, best = min(validations, key=lambda validation: validation[1])
     result = json.loads((run.folder / loop.RESULT).read_text())
     assert result["best_step"] == best_step
-    assert result["steps"] == looks[-1][0] < 60
-    assert len([step for step, _ in looks if step > best_step]) == 2
+    assert result["steps"] == validations[-1][0] < 60
+    assert len([step for step, _ in validations if step > best_step]) == 2
     model = load_model(run.model)
     _, valid = data.load_streams(run, model)
     [stage] = model.variant.stages()
-    found = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
-    assert found["valid_loss"] == pytest.approx(best, rel=1e-6)
+    metrics = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
+    assert metrics["valid_loss"] == pytest.approx(best, rel=1e-6)
 
 
-def test_begin_with_takes_over_weights_and_words(begin, prepared):
+def test_init_takes_over_weights_and_words(begin, prepared):
     first = begin("transformer", "first", max_steps=2, vocabulary_size=500)
-    assert go(first)
+    assert train_run(first)
     second = setup.new_run(
         "multi-trs", data=str(prepared), preset="tiny", max_steps=1, name="second", init="first"
     )
-    given, taken = weights(first), setup.build_run_model(second).variant.state_dict()
-    shared = set(given) & set(taken)
+    initial, loaded = weights(first), setup.build_run_model(second).variant.state_dict()
+    shared = set(initial) & set(loaded)
     assert {"embedding.table.weight", "output.bias"} <= shared
-    assert all(torch.equal(given[name], taken[name]) for name in shared)
+    assert all(torch.equal(initial[name], loaded[name]) for name in shared)
 
 
 def test_a_stage_begins_with_the_best_of_the_one_before(begin, monkeypatch):
-    real, looks = loop.compute_validation_metrics, []
+    real, validations = loop.compute_validation_metrics, []
 
     def worse_each_time(*arguments, **named):
-        looks.append(real(*arguments, **named))
-        return {**looks[-1], "valid_emotion_accuracy": 1 / len(looks)}
+        validations.append(real(*arguments, **named))
+        return {**validations[-1], "valid_emotion_accuracy": 1 / len(validations)}
 
     monkeypatch.setattr(loop, "compute_validation_metrics", worse_each_time)
     run = begin("emoprepend-1", "stages", max_steps=16, evaluate_every=2)
-    assert go(run)
-    assert len(looks) > 3
+    assert train_run(run)
+    assert len(validations) > 3
     last = load_model(run.model).variant.reader.state_dict()
     best = load_model(run.folder / "best-classifier").variant.reader.state_dict()
     for name, tensor in last.items():
         assert torch.equal(tensor, best[name]), name
 
 
-class TwoPlayers(Variant):
-    """A generator that a critic judges: the shape that is wrong on engines without freezing."""
-
-    system = paper = "toy"
-
-    def __init__(self):
-        nn.Module.__init__(self)
-        self.generator = nn.Linear(6, 6)
-        self.critic = nn.Linear(6, 1)
-
-    def stages(self):
-        critic = Update(player="critic", losses="critic_losses", weights={"judged": 1.0})
-        generator = Update(
-            player="generator", losses="generator_losses", weights={"error": 1.0, "fool": 0.5}
-        )
-        players = {"generator": ("generator",), "critic": ("critic",)}
-        return [Stage(name="play", players=players, updates=(critic, generator))]
-
-    def critic_losses(self, batches, progress):
-        given, wanted = batches[PAIRED]
-        made = self.generator(given).detach()
-        return {"judged": (self.critic(made) - self.critic(wanted)).tanh().mean()}
-
-    def generator_losses(self, batches, progress):
-        given, wanted = batches[PAIRED]
-        made = self.generator(given)
-        return {"error": (made - wanted).square().mean(), "fool": -self.critic(made).tanh().mean()}
-
-
-def played(step_of):
-    """The losses of a few rounds, with whatever makes the steps."""
-    torch.manual_seed(0)
-    variant = TwoPlayers()
-    [stage] = variant.stages()
-    step = step_of(variant, stage)
-    found = []
-    for number in range(8):
-        draw = torch.Generator().manual_seed(number)
-        given = torch.randn(4, 6, generator=draw)
-        for update in stage.updates:
-            with trainable_only(variant, stage.players[update.player]):
-                found.append(step(update, {PAIRED: (given, given.flip(1))}))
-    return torch.tensor(found)
-
-
-TOY = TrainingConfig(learning_rate=0.05, gradient_clipping=0.3)
-
-
-def plain_torch(variant, stage):
-    optimizers = {
-        player: torch.optim.AdamW(
-            [p for part in parts for p in getattr(variant, part).parameters()],
-            lr=TOY.learning_rate,
-            weight_decay=TOY.weight_decay,
-        )
-        for player, parts in stage.players.items()
-    }
-
-    def step(update, batches):
-        optimizer = optimizers[update.player]
-        total = total_loss(update, getattr(variant, update.losses)(batches, None))
-        optimizer.zero_grad()
-        total.backward()
-        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], TOY.gradient_clipping)
-        optimizer.step()
-        return total.item()
-
-    return step
-
-
-def deepspeed(zero):
-    def make(variant, stage):
-        engines = {
-            player: Engine(Player(variant, parts), TOY, zero=zero, universal=False)
-            for player, parts in stage.players.items()
-        }
-
-        def step(update, batches):
-            total = total_loss(update, engines[update.player](update.losses, batches, None))
-            engines[update.player].backward(total)
-            engines[update.player].step(TOY.learning_rate)
-            return total.item()
-
-        return step
-
-    return make
-
-
-@pytest.mark.parametrize("zero", [0, 1, 2])
-def test_two_players_give_the_same_under_zero_as_in_plain_torch(zero):
-    expected = played(plain_torch)
-    assert torch.allclose(played(deepspeed(zero)), expected, rtol=1e-4, atol=1e-5)
-    assert expected[0] != expected[-2]
-
-
 def test_a_game_is_tracked_and_its_result_is_of_its_last_stage(begin):
     run = begin("empdg", "game", max_steps=20, evaluate_every=2)
-    assert go(run)
+    assert train_run(run)
     lines = [metrics for _, metrics in logged(run)]
-    told = {name for line in lines if line.get("stage") == 2 for name in line}
-    assert told >= {
+    names = {name for line in lines if line.get("stage") == 2 for name in line}
+    assert names >= {
         "wasserstein_semantic", "wasserstein_emotional", "wasserstein", "penalty_semantic",
         "penalty_emotional", "adversarial", "nll", "emotion", "gradient_norm_generator",
         "gradient_norm_critics",
     }  # fmt: skip
     assert all(line["gradient_norm_critics"] > 0 for line in lines if line.get("stage") == 2)
-    looks = [line["valid_wasserstein"] for line in lines if "valid_adversarial" in line]
+    validations = [line["valid_wasserstein"] for line in lines if "valid_adversarial" in line]
     result = json.loads((run.folder / loop.RESULT).read_text())
-    assert result["metrics"]["valid_wasserstein"] == min(looks)
+    assert result["metrics"]["valid_wasserstein"] == min(validations)
 
 
 def test_perplexity_is_of_all_samples_in_every_stage(begin):
@@ -452,26 +354,28 @@ def test_perplexity_is_of_all_samples_in_every_stage(begin):
     run = begin("empdg", "whole", max_steps=6)
     model = setup.build_run_model(run)
     _, valid = data.load_streams(run, model)
-    found = [
+    metrics = [
         compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
         for stage in model.variant.stages()
     ]
-    perplexities = [looked["valid_perplexity"] for looked in found]
+    perplexities = [each["valid_perplexity"] for each in metrics]
     assert perplexities == pytest.approx([perplexities[0]] * 3, rel=1e-5)
-    assert found[0]["valid_nll"] != found[2]["valid_nll"]
+    assert metrics[0]["valid_nll"] != metrics[2]["valid_nll"]
 
 
 def test_a_stage_has_its_own_rate_and_perplexity_is_of_words(begin, prepared):
     run = begin("meed2", "pieces", max_steps=6, predictor_rate=0.25, learning_rate=1e-3)
-    assert go(run)
+    assert train_run(run)
     rates = [m["learning_rate"] for _, m in logged(run) if "learning_rate" in m]
     assert rates == pytest.approx([2.5e-4] * 2 + [1e-3] * 4)
-    told = min(m["valid_perplexity"] for _, m in logged(run) if "valid_perplexity" in m)
+    logged_perplexity = min(
+        m["valid_perplexity"] for _, m in logged(run) if "valid_perplexity" in m
+    )
     model, samples = load_model(run.model), read_samples(prepared, "valid").head(40)
-    found = evaluate(
+    evaluation = evaluate(
         model.variant, samples, model.columns(samples), model.vocabulary, Decoding(max_tokens=1)
     )
-    assert told == pytest.approx(found.metrics["perplexity"], rel=1e-4)
+    assert logged_perplexity == pytest.approx(evaluation.metrics["perplexity"], rel=1e-4)
 
 
 def test_without_answers_there_is_nothing_for_critics(tmp_path):
@@ -493,37 +397,37 @@ def test_without_answers_there_is_nothing_for_critics(tmp_path):
 @pytest.mark.parametrize("multitask", [True, False])
 def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multitask):
     run = begin("emotion-cause-soft", "rests", max_steps=6, multitask=multitask)
-    assert go(run)
-    told = {name for _, metrics in logged(run) for name in metrics if metrics.get("stage") == 1}
-    assert told >= {"nll", "emotion", "cause", "cause_accuracy"}
+    assert train_run(run)
+    names = {name for _, metrics in logged(run) for name in metrics if metrics.get("stage") == 1}
+    assert names >= {"nll", "emotion", "cause", "cause_accuracy"}
     last = load_model(run.model).variant.reasoner.state_dict()
     best = load_model(run.folder / "best-reasoner").variant.reasoner.state_dict()
     assert all(torch.equal(last[name], best[name]) for name in last) == (not multitask)
 
 
-def test_who_watches_hears_of_each_look_after_its_checkpoint_and_may_end_it(begin):
-    def watched(run, leave_at=0):
+def test_a_watcher_gets_each_validation_after_its_checkpoint_and_may_end_training(begin):
+    def train_watched(run, leave_at=0):
         model = setup.build_run_model(run)
         streams, valid = data.load_streams(run, model)
-        heard = []
+        validations = []
 
         def watch(step, metrics, over):
             if "valid_loss" not in metrics:
                 return
             assert run.newest_checkpoint().name == f"{step:08d}"
-            heard.append((step, over))
+            validations.append((step, over))
             if step == leave_at:
                 raise SystemExit
 
         with contextlib.suppress(SystemExit):
             Training(run, model, streams, valid, ProcessGroup(), watch).run()
-        return heard
+        return validations
 
     whole, left = begin("dummy", "whole", max_steps=12), begin("dummy", "left", max_steps=12)
-    assert watched(whole) == [(5, False), (10, False), (12, True)]
-    assert watched(left, leave_at=5) == [(5, False)]
+    assert train_watched(whole) == [(5, False), (10, False), (12, True)]
+    assert train_watched(left, leave_at=5) == [(5, False)]
     assert not (left.folder / loop.RESULT).exists()
-    assert watched(left) == [(10, False), (12, True)]
+    assert train_watched(left) == [(10, False), (12, True)]
     assert logged(left) == logged(whole)
 
 
@@ -537,24 +441,24 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "waits_for", lambda *_: "")
     monkeypatch.setattr(
         "attune.platform.data.dataset_folder.read_samples",
-        lambda *given: read_samples(*given).head(40),
+        lambda *arguments: read_samples(*arguments).head(40),
     )
     variants = ("transformer", "mime")
     command = ("demo", *variants, "--preset", "tiny", "--max-steps", "4", "--json")
     names = [f"demo-{variant}-tiny" for variant in variants]
 
-    def shown():
+    def run_demo():
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
         output = json.loads(done.stdout.splitlines()[-1])
         assert_json_keys(command, output)
         return output
 
-    first = shown()
+    first = run_demo()
     assert [run["name"] for run in first["runs"]] == names
     for run in first["runs"]:
         assert run["metrics"]["perplexity"] > 1
         assert Path(run["answers"]).is_file()
     trained = [find_run(name).metrics_file.read_bytes() for name in names]
-    assert shown() == first  # what is finished is left alone
+    assert run_demo() == first  # what is finished is left alone
     assert trained == [find_run(name).metrics_file.read_bytes() for name in names]

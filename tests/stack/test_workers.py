@@ -70,8 +70,8 @@ def losses(run):
 
 def assert_alike(one, other):
     assert [key for *key, _ in losses(one)] == [key for *key, _ in losses(other)]
-    for (step, key, expected), (*_, found) in zip(losses(one), losses(other), strict=True):
-        assert found == pytest.approx(expected, rel=TOLERANCE), (step, key)
+    for (step, key, expected), (*_, actual) in zip(losses(one), losses(other), strict=True):
+        assert actual == pytest.approx(expected, rel=TOLERANCE), (step, key)
 
 
 @pytest.mark.parametrize("zero", [0, 2])

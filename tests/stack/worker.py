@@ -17,9 +17,9 @@ class Stopping(Training):
 
     stop_at = 0
 
-    def _check_limits(self, standing, steps):
-        over, stopped = super()._check_limits(standing, steps)
-        return over, stopped or standing.total == self.stop_at
+    def _check_limits(self, state, steps):
+        over, stopped = super()._check_limits(state, steps)
+        return over, stopped or state.total == self.stop_at
 
 
 def work(folder, worker, port, stop_at):
