@@ -63,11 +63,12 @@ sure their emotions must be. Only training has them: on valid, losses get paired
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a stage has come."""
+    """The progress of a stage, which schedules inside a loss depend on."""
 
     step: int = 0
-    share: float = 0.0
-    """From 0 at its first update to 1 at its last."""
+    """Optimizer steps that the stage has done."""
+    fraction: float = 0.0
+    """Of the stage's steps: 0 at its first update, 1 at its last."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,11 +54,11 @@ from attune.models.base import (
     State,
 )
 from attune.models.decoding import drawn
-from attune.models.latents import annealed
+from attune.models.latents import annealing_weight
 from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward
 from attune.models.multitask import SMALL
 from attune.models.output_layer import OutputLayer
-from attune.models.transformer import Transformer, TransformerConfig, with_unknowns
+from attune.models.transformer import Transformer, TransformerConfig, drop_words
 
 SPEAKER, LISTENER = "<speaker>", "<listener>"
 SURE = 5.0
@@ -131,19 +131,19 @@ class ConsensusDecoderLayer(DecoderLayer):
         self.consensus = nn.Sequential(  # the values of eq. 7, and out of its heads
             nn.Linear(width, key_depth, bias=False), nn.Linear(key_depth, width, bias=False)
         )
-        self.before_feed_forward = nn.LayerNorm(2 * width)
+        self.feed_forward_norm = nn.LayerNorm(2 * width)
         self.feed_forward = FeedForward(
-            width, filter_width, dropout, given=2 * width, activation=activation
+            width, filter_width, dropout, input_width=2 * width, activation=activation
         )
 
-    def remember(self, source: Tensor, beside: Tensor | None = None) -> tuple[Tensor, ...]:
+    def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
         """Keys and values of the source, and what is made of the consensus's vector (B, D)."""
-        assert beside is not None
-        return (*super().remember(source), self.consensus(beside)[:, None])
+        assert condition is not None
+        return (*super().project_kv(source), self.consensus(condition)[:, None])
 
-    def _fed_forward(self, hidden: Tensor, source: tuple[Tensor, ...]) -> Tensor:
+    def _apply_feed_forward(self, hidden: Tensor, source: tuple[Tensor, ...]) -> Tensor:
         both = torch.cat([hidden, source[-1].expand_as(hidden)], dim=-1)  # [C_H; C_Z]
-        return super()._fed_forward(both, source)
+        return super()._apply_feed_forward(both, source)
 
 
 class Direction(nn.Module):
@@ -450,11 +450,11 @@ class DualEmp(Transformer):
         for text in texts:
             read = text.tokens
             if self.training and self.config.word_dropout:
-                read = with_unknowns(read, self.config.word_dropout, self.data_info)
+                read = drop_words(read, self.config.word_dropout, self.data_info)
             said = F.pad(text.tokens[:, 1:], (0, 1), value=specials["<pad>"])
             length = (said != specials["<pad>"]).sum(dim=1, keepdim=True)
             said = said.scatter(1, length, specials["<eos>"])
-            lookups += [read, text.roles, self.given(said)]
+            lookups += [read, text.roles, self.shift_right(said)]
             all_said.append(said)
         vectors = iter(self.embedding(*lookups))
         heard = []
@@ -513,7 +513,7 @@ class DualEmp(Transformer):
         divergence = (shares * read.posterior).sum(dim=1) + math.log(states)  # from 1 / K
         emotions = self._log_emotions(read.posterior)
         missed = F.nll_loss(emotions, batch["emotion"], ignore_index=-1, reduction="sum")
-        weight = annealed(self.config.annealing_steps, progress) if self.training else 1.0
+        weight = annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0
         return {
             f"emotion_{name}": missed / batch.samples,
             f"divergence_{name}": weight * (divergence * counts).sum(),
@@ -590,11 +590,13 @@ class DualEmp(Transformer):
         return torch.stack(said, dim=1) if said else newest[:, None][:, :0]
 
     def _begun(self, direction: Direction, read: Read, vectors: Tensor) -> State:
-        state = direction.decoder.begin(read.source, read.mask, vectors)
-        return {**state, "first": self._first(vectors)}
+        state = direction.decoder.init_state(read.source, read.mask, vectors)
+        return {**state, "first_input": self._first(vectors)}
 
     def _next(self, direction: Direction, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        embedded = self.placed(tokens, state["length"]) if state["length"] else state["first"]
+        embedded = (
+            self.embed_next(tokens, state["length"]) if state["length"] else state["first_input"]
+        )
         hidden, state = direction.decoder.step(embedded, state)
         return direction.output.logits(hidden), state
 

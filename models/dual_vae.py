@@ -32,10 +32,10 @@ from attune.models.base import (
     SearchSpaces,
     State,
 )
-from attune.models.latents import Gaussian, annealed, divergence, sampled
+from attune.models.latents import Gaussian, annealing_weight, divergence, sampled
 from attune.models.layers import Decoder, Encoder
 from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
-from attune.models.transformer import Embedded
+from attune.models.transformer import EmbeddedBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,37 +90,39 @@ class DualVae(MultiTransformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """The evidence bound's two terms, auto-encoding, and the emotion."""
         batch = batches[PAIRED]
-        words = self.embedded(batch)
-        source = self.read(words)
-        encoded = self.response_encoder(words.response, words.real[:, None, None, :])[:, :1]
+        words = self.embed(batch)
+        source = self.encode_context(words)
+        encoded = self.response_encoder(
+            words.decoder_inputs, words.response_mask[:, None, None, :]
+        )[:, :1]
         both = torch.cat([source[:, 0], encoded[:, 0]], dim=1)
         prior, posterior = self.prior(source[:, 0]), self.recognition(both)
         # What is looked at in between is what answers will be made from.
         latent = sampled(*posterior) if self.training else prior[0]
         nothing_hidden = torch.ones_like(encoded[:, :, 0], dtype=torch.bool)[:, None, None, :]
-        again = self.response_decoder(words.response, encoded, nothing_hidden)
+        again = self.response_decoder(words.decoder_inputs, encoded, nothing_hidden)
         bound = divergence(*posterior, *prior).sum() / batch.samples
         return {
-            "nll": self.nll(batch, self._decoded(words, source, latent), words),
+            "nll": self.compute_nll(batch, self._decoded(words, source, latent), words),
             "emotion": emotion_loss(self.classifier(source[:, 0]), batch),
             "divergence": self._divergence_weight(progress) * bound,
-            "auto_encoding": self.nll(batch, again, words),
+            "auto_encoding": self.compute_nll(batch, again, words),
         }
 
-    def decoded(self, words: Embedded, source: Tensor) -> Tensor:
+    def decode(self, words: EmbeddedBatch, source: Tensor) -> Tensor:
         """Hidden states (B, T, D) that predict the response, the latent at its prior mean."""
         return self._decoded(words, source, self.prior(source[:, 0])[0])
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """The context, and the prior's mean for the first place."""
-        words = self.embedded(batch)
-        source = self.read(words)
-        state = self.decoder.begin(source, words.mask)
-        return {**state, "first": self._first(self.prior(source[:, 0])[0])}
+        words = self.embed(batch)
+        source = self.encode_context(words)
+        state = self.decoder.init_state(source, words.attention_mask)
+        return {**state, "first_input": self._first(self.prior(source[:, 0])[0])}
 
-    def _decoded(self, words: Embedded, source: Tensor, latent: Tensor) -> Tensor:
-        given = torch.cat([self._first(latent), words.response[:, 1:]], dim=1)
-        hidden: Tensor = self.decoder(given, source, words.mask)
+    def _decoded(self, words: EmbeddedBatch, source: Tensor, latent: Tensor) -> Tensor:
+        given = torch.cat([self._first(latent), words.decoder_inputs[:, 1:]], dim=1)
+        hidden: Tensor = self.decoder(given, source, words.attention_mask)
         return hidden
 
     def _first(self, latent: Tensor) -> Tensor:
@@ -128,4 +130,4 @@ class DualVae(MultiTransformer):
         return latent[:, None] + self.positions(1)
 
     def _divergence_weight(self, progress: Progress) -> float:
-        return annealed(self.config.annealing_steps, progress) if self.training else 1.0
+        return annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0

@@ -52,12 +52,12 @@ from attune.models.base import (
     Update,
 )
 from attune.models.layers import Attention, DecoderLayer, Encoder, WordEmbedding
-from attune.models.multitask import SMALL, at_rest, emotion_loss
-from attune.models.transformer import Embedded, Transformer, TransformerConfig, is_word
+from attune.models.multitask import SMALL, emotion_loss, run_frozen
+from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig, is_word
 
 CAUSES = "context_causes"
 UNKNOWN = -1
-LAST = Progress(share=1.0)
+LAST = Progress(fraction=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,18 +155,18 @@ class GatedDecoderLayer(DecoderLayer):
     ):  # fmt: skip
         super().__init__(width, num_heads, key_depth, filter_width, dropout, activation)
         self.gated_attention = GatedAttention(width, num_heads, key_depth, dropout)
-        self.before_gated = nn.LayerNorm(width)
+        self.gated_norm = nn.LayerNorm(width)
 
-    def remember(self, source: Tensor, beside: Tensor | None = None) -> tuple[Tensor, ...]:
+    def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
         """Keys and values of the source for both attentions, and the gates (B, S)."""
-        assert beside is not None
-        cross, gated = super().remember(source), self.gated_attention.remember(source)
-        return (*cross, *gated, beside)
+        assert condition is not None
+        cross, gated = super().project_kv(source), self.gated_attention.project_kv(source)
+        return (*cross, *gated, condition)
 
-    def _after_source(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
-        hidden = super()._after_source(hidden, source, mask)
+    def _cross_attend(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+        hidden = super()._cross_attend(hidden, source, mask)
         _, _, keys, values, gates = source
-        looked = self.gated_attention.through(self.before_gated(hidden), keys, values, gates, mask)
+        looked = self.gated_attention.through(self.gated_norm(hidden), keys, values, gates, mask)
         attended: Tensor = hidden + self.dropout(looked)
         return attended
 
@@ -182,7 +182,7 @@ class GatedAttention(Attention):
         The gates multiply. As logarithms, added to the products, a gate of 0 could not be told by
         any gradient to open.
         """
-        queries = self._heads(self.queries(query))
+        queries = self._split_heads(self.queries(query))
         products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
         shares = products.masked_fill(~mask, -torch.inf).softmax(dim=-1) * gates[:, None, None, :]
         # The gate of <cls> keeps the sum from 0, but its share may be rounded to that.
@@ -193,7 +193,7 @@ class GatedAttention(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Felt(Embedded):
+class Felt(EmbeddedBatch):
     """A batch as word vectors with the predicted emotion's."""
 
     emotion: Tensor
@@ -329,13 +329,15 @@ class EmotionCause(Transformer):
     def reasoner_losses(self, batches: Batches, progress: Progress) -> Losses:
         """The reasoner alone."""
         batch = batches[PAIRED]
-        return self._reasoning(batch, self.reasoner(*self.context(batch)))
+        return self._reasoning(batch, self.reasoner(*self.prepare_context(batch)))
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """The response, and what the reasoner learns beside it."""
         batch = batches[PAIRED]
-        words = self.embedded(batch, progress)
-        nll = self.nll(batch, self.decoded(words, self.read(words)), words)  # eq. 6
+        words = self.embed(batch, progress)
+        nll = self.compute_nll(
+            batch, self.decode(words, self.encode_context(words)), words
+        )  # eq. 6
         return {"nll": nll, **self._reasoning(batch, words.reasoned)}
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
@@ -345,42 +347,46 @@ class EmotionCause(Transformer):
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """The source with its gates, and the emotion that each token is given."""
-        words = self.embedded(batch)
-        state = self.decoder.begin(self.read(words), words.mask, words.gates)
+        words = self.embed(batch)
+        state = self.decoder.init_state(
+            self.encode_context(words), words.attention_mask, words.gates
+        )
         return {**state, "emotion": words.emotion}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """One more token."""
-        embedded = self.placed(tokens, state["length"]) + state["emotion"]
+        embedded = self.embed_next(tokens, state["length"]) + state["emotion"]
         hidden, state = self.decoder.step(embedded, state)
         return self.output.logits(hidden), state
 
-    def embedded(self, batch: Batch, progress: Progress = LAST) -> Felt:
+    def embed(self, batch: Batch, progress: Progress = LAST) -> Felt:
         """What the encoder and the decoder are given, the predicted emotion at every place."""
-        context, roles = self.context(batch)
+        context, roles = self.prepare_context(batch)
         response, padding = batch["response"], self.data_info.specials["<pad>"]
         reasoned = self._reasoned(batch, context)
         emotion = self._emotion(reasoned)
-        words, speakers, given = self.embedding(context, roles, self.given(response))
+        words, speakers, given = self.embedding(context, roles, self.shift_right(response))
         return Felt(
             context=self.dropout(words + speakers + self.positions(context.shape[1]) + emotion),
-            mask=(context != padding)[:, None, None, :],
-            response=self.dropout(given + self.positions(given.shape[1]) + emotion),
-            real=response != padding,
+            attention_mask=(context != padding)[:, None, None, :],
+            decoder_inputs=self.dropout(given + self.positions(given.shape[1]) + emotion),
+            response_mask=response != padding,
             emotion=emotion,
             gates=self._gates(reasoned, progress),
             reasoned=reasoned,
         )
 
-    def decoded(self, words: Embedded, source: Tensor) -> Tensor:
+    def decode(self, words: EmbeddedBatch, source: Tensor) -> Tensor:
         """Hidden states (B, T, D) that predict the response."""
         assert isinstance(words, Felt)
-        hidden: Tensor = self.decoder(words.response, source, words.mask, words.gates)
+        hidden: Tensor = self.decoder(
+            words.decoder_inputs, source, words.attention_mask, words.gates
+        )
         return hidden
 
     def explain(self, batch: Batch) -> list[Explanation]:
         """The emotion, and of each word how likely it belongs to the cause and its gate."""
-        explanations, words = super().explain(batch), self.embedded(batch)
+        explanations, words = super().explain(batch), self.embed(batch)
         causes, gates = words.reasoned.causes, words.gates
         if causes is None or gates is None:
             return explanations
@@ -401,7 +407,7 @@ class EmotionCause(Transformer):
         reasoned: Reasoned = (
             self.reasoner(context, roles)
             if self.config.multitask
-            else at_rest(self.reasoner, batch["context"], roles)
+            else run_frozen(self.reasoner, batch["context"], roles)
         )
         return reasoned
 
@@ -427,7 +433,7 @@ class EmotionCause(Transformer):
 
     def _temperature(self, progress: Progress) -> float:
         first, last = self.config.gate_temperature, self.config.final_gate_temperature
-        share = progress.share if self.training else 1.0
+        share = progress.fraction if self.training else 1.0
         return float(first ** (1 - share) * last**share)
 
     def _reasoning(self, batch: Batch, reasoned: Reasoned) -> Losses:

@@ -64,7 +64,7 @@ from attune.models.critics import (
 )
 from attune.models.layers import Encoder
 from attune.models.multitask import SMALL, emotion_loss
-from attune.models.transformer import Embedded, Transformer, TransformerConfig, with_unknowns
+from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig, drop_words
 
 SEMANTIC, EMOTIONAL = "semantic", "emotional"
 
@@ -108,7 +108,7 @@ class EmpdgConfig(TransformerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiResolutionInputs(Embedded):
+class MultiResolutionInputs(EmbeddedBatch):
     """A batch as word vectors; the mask covers the context and then the emotion words."""
 
     emotion_words: Tensor
@@ -251,7 +251,7 @@ class Empdg(Transformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the unweighted terms of eq. 15: response and emotion."""
         batch = batches[self._likelihood_stream()]
-        inputs = self.embedded(batch)
+        inputs = self.embed(batch)
         contexts = self.encode_contexts(inputs)
         return self._generator_losses(batch, inputs, contexts, self._decode(inputs, contexts))
 
@@ -260,14 +260,16 @@ class Empdg(Transformer):
         of the normalised critics."""
         batch = batches[FOLLOWED]
         with torch.no_grad():
-            inputs = self.embedded(batch)
+            inputs = self.embed(batch)
             contexts = self.encode_contexts(inputs)
-            tokens, vectors = self._sample_words(self._decode(inputs, contexts)[inputs.real])
+            tokens, vectors = self._sample_words(
+                self._decode(inputs, contexts)[inputs.response_mask]
+            )
         terms: Losses = {}
         distances = []
         for name, critic, condition in self._conditioned_critics(batch, contexts):
             gold = self._gold_response(batch, name)
-            generated = self._critic_input(inputs.real, tokens, vectors, name)
+            generated = self._critic_input(inputs.response_mask, tokens, vectors, name)
             difference, gradient_norm = critic.compare(gold, generated, condition)
             terms[f"wasserstein_{name}"] = difference.sum() / batch.samples
             terms[f"penalty_{name}"] = gradient_penalty(gradient_norm).sum() / batch.samples
@@ -277,13 +279,13 @@ class Empdg(Transformer):
     def adversarial_losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the terms of eq. 15 and the critics' negative scores of sampled responses."""
         batch = batches[FOLLOWED]
-        inputs = self.embedded(batch)
+        inputs = self.embed(batch)
         contexts = self.encode_contexts(inputs)
         hidden = self._decode(inputs, contexts)
-        tokens, vectors = self._sample_words(hidden[inputs.real])
+        tokens, vectors = self._sample_words(hidden[inputs.response_mask])
         scores = [
             critic.normalised_score(
-                self._critic_input(inputs.real, tokens, vectors, name), condition
+                self._critic_input(inputs.response_mask, tokens, vectors, name), condition
             )
             for name, critic, condition in self._conditioned_critics(batch, contexts)
         ]
@@ -294,28 +296,28 @@ class Empdg(Transformer):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Predict the emotion from both first tokens (eq. 7-8)."""
-        contexts = self.encode_contexts(self.embedded(batch))
+        contexts = self.encode_contexts(self.embed(batch))
         return {"emotion": contexts.e_p.log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """Return the decoder's state over both contexts, with the emotion signal as first input."""
-        inputs = self.embedded(batch)
+        inputs = self.embed(batch)
         contexts = self.encode_contexts(inputs)
-        state = self.decoder.begin(contexts.c, inputs.mask)
-        return {**state, "first": self._embed_signal(contexts)}
+        state = self.decoder.init_state(contexts.c, inputs.attention_mask)
+        return {**state, "first_input": self._embed_signal(contexts)}
 
-    def embedded(self, batch: Batch) -> MultiResolutionInputs:
+    def embed(self, batch: Batch) -> MultiResolutionInputs:
         """Embed context, emotion words and response (eq. 1 and 4); the vector of `<lab>` is the
         emotion state embedding e^E."""
-        context, roles = self.context(batch)
+        context, roles = self.prepare_context(batch)
         emotion_words = batch["emotion_words"]
         if self.training and self.config.word_dropout:
-            emotion_words = with_unknowns(emotion_words, self.config.word_dropout, self.data_info)
+            emotion_words = drop_words(emotion_words, self.config.word_dropout, self.data_info)
         response, padding = batch["response"], self.data_info.specials["<pad>"]
         if not self.config.multiresolution:
             emotion_words = emotion_words[:, :0]
         e_context, e_roles, e_response, e_emotion_words = self.embedding(
-            context, roles, self.given(response), emotion_words
+            context, roles, self.shift_right(response), emotion_words
         )
         e_state = e_emotion_words[:, :1]  # <lab> is always first
         both = torch.cat([context, emotion_words], dim=1)
@@ -324,19 +326,21 @@ class Empdg(Transformer):
             emotion_words=self.dropout(
                 e_emotion_words + e_state + self.positions(emotion_words.shape[1])
             ),
-            mask=(both != padding)[:, None, None, :],
-            response=self.dropout(e_response + self.positions(e_response.shape[1])),
-            real=response != padding,
+            attention_mask=(both != padding)[:, None, None, :],
+            decoder_inputs=self.dropout(e_response + self.positions(e_response.shape[1])),
+            response_mask=response != padding,
         )
 
     def encode_contexts(self, inputs: MultiResolutionInputs) -> EncodedContexts:
         """Encode context and emotion words, and classify the emotion (eq. 2-3 and 5-7)."""
         length = inputs.context.shape[1]
-        c_u = self.encoder(inputs.context, inputs.mask[..., :length])  # (B, S, D)
+        c_u = self.encoder(inputs.context, inputs.attention_mask[..., :length])  # (B, S, D)
         x_0 = c_u[:, 0]
         if not self.config.multiresolution:
             return EncodedContexts(c=c_u, x_0=x_0, w_0=x_0, e_p=self.classifier(x_0))
-        c_e = self.emotional_encoder(inputs.emotion_words, inputs.mask[..., length:])  # (B, E, D)
+        c_e = self.emotional_encoder(
+            inputs.emotion_words, inputs.attention_mask[..., length:]
+        )  # (B, E, D)
         w_0 = c_e[:, 0]
         return EncodedContexts(
             c=torch.cat([c_u, c_e], dim=1),
@@ -347,8 +351,8 @@ class Empdg(Transformer):
 
     def log_likelihood(self, batch: Batch) -> Tensor:
         """Return the log-probability of each response token, (B, T)."""
-        inputs = self.embedded(batch)
-        hidden, real = self._decode(inputs, self.encode_contexts(inputs)), inputs.real
+        inputs = self.embed(batch)
+        hidden, real = self._decode(inputs, self.encode_contexts(inputs)), inputs.response_mask
         values = hidden.new_zeros(real.shape)
         values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
         return values
@@ -356,13 +360,15 @@ class Empdg(Transformer):
     def explain(self, batch: Batch) -> list[Explanation]:
         """Explain by the emotion, the attention of each response word to both contexts, and the
         critics' scores where the next turn is known."""
-        inputs = self.embedded(batch)
+        inputs = self.embed(batch)
         contexts = self.encode_contexts(inputs)
         decoder_inputs = self._embed_decoder_inputs(inputs, contexts)
-        weights = self.decoder.looks(decoder_inputs, contexts.c, inputs.mask)  # (B, T, S + E)
+        weights = self.decoder.attention_weights(
+            decoder_inputs, contexts.c, inputs.attention_mask
+        )  # (B, T, S + E)
         length = inputs.context.shape[1]
-        is_real = inputs.mask.flatten(1)  # (B, S + E)
-        num_words = inputs.real.sum(dim=1) - 1  # without <eos>
+        is_real = inputs.attention_mask.flatten(1)  # (B, S + E)
+        num_words = inputs.response_mask.sum(dim=1) - 1  # without <eos>
         scores = self._critic_scores(batch, contexts)
         explanations = []
         for row, explanation in enumerate(super().explain(batch)):
@@ -408,20 +414,20 @@ class Empdg(Transformer):
     def _decode(self, inputs: MultiResolutionInputs, contexts: EncodedContexts) -> Tensor:
         """Return the decoder's hidden states (B, T, D), teacher-forced (eq. 10-12)."""
         decoder_inputs = self._embed_decoder_inputs(inputs, contexts)
-        hidden: Tensor = self.decoder(decoder_inputs, contexts.c, inputs.mask)
+        hidden: Tensor = self.decoder(decoder_inputs, contexts.c, inputs.attention_mask)
         return hidden
 
     def _embed_decoder_inputs(
         self, inputs: MultiResolutionInputs, contexts: EncodedContexts
     ) -> Tensor:
         """Return E_Y, the emotion signal followed by the previous response tokens, (B, T, D)."""
-        return torch.cat([self._embed_signal(contexts), inputs.response[:, 1:]], dim=1)
+        return torch.cat([self._embed_signal(contexts), inputs.decoder_inputs[:, 1:]], dim=1)
 
     def _generator_losses(
         self, batch: Batch, inputs: MultiResolutionInputs, contexts: EncodedContexts, hidden: Tensor
     ) -> Losses:
         return {
-            "nll": self.nll(batch, hidden, inputs),  # eq. 14
+            "nll": self.compute_nll(batch, hidden, inputs),  # eq. 14
             "emotion": emotion_loss(contexts.e_p, batch),  # eq. 9
         }
 

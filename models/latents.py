@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from attune.models.base import Progress
 
 
-def annealed(steps: int, progress: Progress) -> float:
+def annealing_weight(steps: int, progress: Progress) -> float:
     """The weight of a latent's divergence: it rises from 0 to 1 in so many steps."""
     return min(1.0, progress.step / steps) if steps else 1.0
 
@@ -14,13 +14,15 @@ def annealed(steps: int, progress: Progress) -> float:
 class Gaussian(nn.Module):
     """A Gaussian whose mean and deviation are read off something."""
 
-    def __init__(self, given: int, width: int):
+    def __init__(self, input_width: int, width: int):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(given, width), nn.ReLU(), nn.Linear(width, 2 * width))
+        self.layers = nn.Sequential(
+            nn.Linear(input_width, width), nn.ReLU(), nn.Linear(width, 2 * width)
+        )
 
-    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, given) -> mean and logarithm of the variance, (B, D) each."""
-        mean, log_variance = self.layers(given).chunk(2, dim=-1)
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, input width) -> mean and logarithm of the variance, (B, D) each."""
+        mean, log_variance = self.layers(inputs).chunk(2, dim=-1)
         return mean, log_variance
 
 

@@ -112,26 +112,26 @@ class Attention(nn.Module):
         self.values = nn.Linear(width, key_depth, bias=False)
         self.out = nn.Linear(key_depth, width, bias=False)
 
-    def remember(self, source: Tensor) -> tuple[Tensor, Tensor]:
+    def project_kv(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, D/H) of what is attended to."""
-        keys, values = self._together(source, self.keys, self.values)
+        keys, values = self._project(source, self.keys, self.values)
         return keys, values
 
-    def look_around(
+    def project_qkv(
         self, hidden: Tensor, packing: Packing | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, H, T, D/H) of what attends to itself, packed or not."""
         layers = self.queries, self.keys, self.values
-        queries, keys, values = self._together(hidden, *layers, packing=packing)
+        queries, keys, values = self._project(hidden, *layers, packing=packing)
         return queries, keys, values
 
-    def attend(
+    def cross_attend(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         """(B, T, D) from (B, T, D); `mask` (B or 1, 1, T or 1, S) is True where to look."""
-        return self.mix(self._heads(self.queries(query)), keys, values, mask)
+        return self.attend(self._split_heads(self.queries(query)), keys, values, mask)
 
-    def mix(
+    def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
         *, causal: bool = False, packing: Packing | None = None,
     ) -> Tensor:  # fmt: skip
@@ -148,22 +148,22 @@ class Attention(nn.Module):
         attended: Tensor = self.out(mixed if packing is None else packing.pack(mixed))
         return attended
 
-    def looks(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    def attention_weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """(B, T, S) how much each query looks at each key, the heads averaged: to be shown."""
-        queries = self._heads(self.queries(query))
+        queries = self._split_heads(self.queries(query))
         products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
         return products.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=1)
 
-    def _together(
+    def _project(
         self, tensor: Tensor, *layers: nn.Linear, packing: Packing | None = None
     ) -> Iterator[Tensor]:
         """What several layers make of the same, as one product: they are narrow, and the gradient
         of what they share is summed within it."""
         made = F.linear(tensor, torch.cat([layer.weight for layer in layers]))
         made = made if packing is None else packing.spread(made)
-        return (self._heads(part) for part in made.chunk(len(layers), dim=-1))
+        return (self._split_heads(part) for part in made.chunk(len(layers), dim=-1))
 
-    def _heads(self, tensor: Tensor) -> Tensor:
+    def _split_heads(self, tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
@@ -172,11 +172,11 @@ class FeedForward(nn.Sequential):
     makes."""
 
     def __init__(
-        self, width: int, filter_width: int, dropout: float = 0.0, *, given: int | None = None,
-        activation: type[nn.Module] = nn.ReLU,
+        self, width: int, filter_width: int, dropout: float = 0.0, *,
+        input_width: int | None = None, activation: type[nn.Module] = nn.ReLU,
     ):  # fmt: skip
         super().__init__(
-            nn.Linear(given or width, filter_width),
+            nn.Linear(input_width or width, filter_width),
             activation(),
             nn.Dropout(dropout),
             nn.Linear(filter_width, width),
@@ -193,15 +193,15 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(width, num_heads, key_depth, dropout)
         self.feed_forward = FeedForward(width, filter_width, dropout, activation=activation)
-        self.before_attention = nn.LayerNorm(width)
-        self.before_feed_forward = nn.LayerNorm(width)
+        self.attention_norm = nn.LayerNorm(width)
+        self.feed_forward_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor, packing: Packing | None = None) -> Tensor:
         """(B, S, D) -> (B, S, D), or packed (N, D) -> (N, D)."""
-        looked = self.attention.look_around(self.before_attention(hidden), packing)
-        hidden = hidden + self.dropout(self.attention.mix(*looked, mask, packing=packing))
-        mixed: Tensor = hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))
+        looked = self.attention.project_qkv(self.attention_norm(hidden), packing)
+        hidden = hidden + self.dropout(self.attention.attend(*looked, mask, packing=packing))
+        mixed: Tensor = hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
         return mixed
 
 
@@ -237,15 +237,15 @@ class DecoderLayer(nn.Module):
         self.self_attention = Attention(width, num_heads, key_depth, dropout)
         self.cross_attention = Attention(width, num_heads, key_depth, dropout)
         self.feed_forward = FeedForward(width, filter_width, dropout, activation=activation)
-        self.before_self = nn.LayerNorm(width)
-        self.before_cross = nn.LayerNorm(width)
-        self.before_feed_forward = nn.LayerNorm(width)
+        self.self_norm = nn.LayerNorm(width)
+        self.cross_norm = nn.LayerNorm(width)
+        self.feed_forward_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def remember(self, source: Tensor, beside: Tensor | None = None) -> tuple[Tensor, ...]:
+    def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
         """Keys and values of the source; a layer that heeds something beside it (gates, an emotion)
         keeps that, too."""
-        return self.cross_attention.remember(source)
+        return self.cross_attention.project_kv(source)
 
     def forward(
         self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor,
@@ -255,33 +255,33 @@ class DecoderLayer(nn.Module):
 
         Without a past all T positions are new and see only what is before them; with one, T is 1.
         """
-        hidden, now = self._after_self(hidden, past)
-        hidden = self._after_source(hidden, source, mask)
-        return hidden + self.dropout(self._fed_forward(hidden, source)), now
+        hidden, now = self._self_attend(hidden, past)
+        hidden = self._cross_attend(hidden, source, mask)
+        return hidden + self.dropout(self._apply_feed_forward(hidden, source)), now
 
-    def looks(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+    def attention_weights(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         """(B, T, S) how much each position looks at each place of the source."""
-        hidden, _ = self._after_self(hidden, None)
-        return self.cross_attention.looks(self.before_cross(hidden), source[0], mask)
+        hidden, _ = self._self_attend(hidden, None)
+        return self.cross_attention.attention_weights(self.cross_norm(hidden), source[0], mask)
 
-    def _after_self(
+    def _self_attend(
         self, hidden: Tensor, past: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        queries, keys, values = self.self_attention.look_around(self.before_self(hidden))
+        queries, keys, values = self.self_attention.project_qkv(self.self_norm(hidden))
         if past is not None:
             keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
-        looked = self.self_attention.mix(queries, keys, values, causal=past is None)
+        looked = self.self_attention.attend(queries, keys, values, causal=past is None)
         return hidden + self.dropout(looked), (keys, values)
 
-    def _after_source(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+    def _cross_attend(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         keys, values = source[:2]
-        looked = self.cross_attention.attend(self.before_cross(hidden), keys, values, mask)
+        looked = self.cross_attention.cross_attend(self.cross_norm(hidden), keys, values, mask)
         attended: Tensor = hidden + self.dropout(looked)
         return attended
 
-    def _fed_forward(self, hidden: Tensor, source: tuple[Tensor, ...]) -> Tensor:
+    def _apply_feed_forward(self, hidden: Tensor, source: tuple[Tensor, ...]) -> Tensor:
         """What is added at last."""
-        made: Tensor = self.feed_forward(self.before_feed_forward(hidden))
+        made: Tensor = self.feed_forward(self.feed_forward_norm(hidden))
         return made
 
 
@@ -299,9 +299,11 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
 
-    def begin(self, source: Tensor, mask: Tensor, beside: Tensor | None = None) -> dict[str, Any]:
+    def init_state(
+        self, source: Tensor, mask: Tensor, condition: Tensor | None = None
+    ) -> dict[str, Any]:
         """The state before the first token: the source's keys and values, computed once."""
-        layers = [list(layer.remember(source, beside)) for layer in self._layers()]
+        layers = [list(layer.project_kv(source, condition)) for layer in self._layers()]
         return {"source": layers, "mask": mask, "past": [None] * len(layers), "length": 0}
 
     def step(self, embedded: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -315,22 +317,22 @@ class Decoder(nn.Module):
         return self.norm(hidden[:, -1]), new
 
     def forward(
-        self, embedded: Tensor, source: Tensor, mask: Tensor, beside: Tensor | None = None
+        self, embedded: Tensor, source: Tensor, mask: Tensor, condition: Tensor | None = None
     ) -> Tensor:
         """(B, T, D) all positions at once, for training."""
         hidden = embedded
         for layer in self._layers():
-            hidden, _ = layer(hidden, layer.remember(source, beside), mask)
+            hidden, _ = layer(hidden, layer.project_kv(source, condition), mask)
         normed: Tensor = self.norm(hidden)
         return normed
 
-    def looks(self, embedded: Tensor, source: Tensor, mask: Tensor) -> Tensor:
+    def attention_weights(self, embedded: Tensor, source: Tensor, mask: Tensor) -> Tensor:
         """(B, T, S) how much the last layer's positions look at each place of the source."""
         hidden = embedded
         *lower, last = self._layers()
         for layer in lower:
-            hidden, _ = layer(hidden, layer.remember(source), mask)
-        return last.looks(hidden, last.remember(source), mask)
+            hidden, _ = layer(hidden, layer.project_kv(source), mask)
+        return last.attention_weights(hidden, last.project_kv(source), mask)
 
     def _layers(self) -> Iterator["DecoderLayer"]:
         return (layer for layer in self.layers if isinstance(layer, DecoderLayer))

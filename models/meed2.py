@@ -39,7 +39,7 @@ from attune.models.base import (
 )
 from attune.models.labels import LABELS
 from attune.models.layers import Decoder, Encoder, Positions, WordEmbedding
-from attune.models.transformer import Embedded, Transformer, TransformerConfig, is_word
+from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig, is_word
 
 PREDICTED = "predicted"
 COLUMNS = ("context", "context_roles", "response")
@@ -225,18 +225,18 @@ class Meed2(Transformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """The likelihood of responses, their labels being told."""
         batch = batches[PAIRED]
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         if not self.config.labels:
-            return {"nll": self.nll(batch, self.decoded(words, source), words)}
+            return {"nll": self.compute_nll(batch, self.decode(words, source), words)}
         losses: Losses = {}
         if self.config.joint:
-            logits, _ = self.predictor(source, words.mask)
+            logits, _ = self.predictor(source, words.attention_mask)
             losses["label"] = _label_loss(logits, batch)
         # What is looked at in between is what answers will be made from.
         label = batch["response_label"] + 1 if self.training else self.predicted(batch, source)
         told = self._told(words, label)
-        return {**losses, "nll": self.nll(batch, self.decoded(told, source), words)}
+        return {**losses, "nll": self.compute_nll(batch, self.decode(told, source), words)}
 
     def label_losses(self, batches: Batches, progress: Progress) -> Losses:
         """The predictor's cross-entropy."""
@@ -252,10 +252,10 @@ class Meed2(Transformer):
         return self._log_likelihood(batch, true_label=self.config.labels)
 
     def _log_likelihood(self, batch: Batch, true_label: bool) -> Tensor:
-        words = self.embedded(batch)
-        source, real = self.read(words), words.real
+        words = self.embed(batch)
+        source, real = self.encode_context(words), words.response_mask
         label = batch["response_label"] + 1 if true_label else self.predicted(batch, source)
-        hidden = self.decoded(self._told(words, label), source)
+        hidden = self.decode(self._told(words, label), source)
         values = hidden.new_zeros(real.shape)
         values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
         return values
@@ -264,30 +264,30 @@ class Meed2(Transformer):
         """The label of the response."""
         if not self.config.labels:
             return {}
-        source = self.read(self.embedded(batch)) if self.config.joint else None
+        source = self.encode_context(self.embed(batch)) if self.config.joint else None
         return {"response_label": self._read_label(batch, source)[0].log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """The source's keys and values, and what the decoder is told beside each word."""
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         asked = (controls or {}).get("label", PREDICTED)
         if asked == PREDICTED:
             label = self.predicted(batch, source)
         else:
             label = torch.full((len(batch),), LABELS.index(asked) + 1, device=source.device)
-        begun = self.decoder.begin(source, words.mask)
+        begun = self.decoder.init_state(source, words.attention_mask)
         return {**begun, "told": self._beside(label)}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """One more token, with the label of the response beside it."""
-        embedded = self.placed(tokens, state["length"]) + state["told"]
+        embedded = self.embed_next(tokens, state["length"]) + state["told"]
         hidden, state = self.decoder.step(embedded, state)
         return self.output.logits(hidden), state
 
-    def embedded(self, batch: Batch) -> Embedded:
+    def embed(self, batch: Batch) -> EmbeddedBatch:
         """The labels of the context's utterances are added to their words."""
-        words = super().embedded(batch)
+        words = super().embed(batch)
         if not self.config.labels:
             return words
         return replace(words, context=words.context + self.labels(batch["context_labels"]))
@@ -305,7 +305,7 @@ class Meed2(Transformer):
         explained = super().explain(batch)
         if not self.config.labels:
             return explained
-        source = self.read(self.embedded(batch)) if self.config.joint else None
+        source = self.encode_context(self.embed(batch)) if self.config.joint else None
         logits, weights = self._read_label(batch, source)
         shares = logits.softmax(dim=-1).tolist()
         there, labels = is_word(batch["context"], self.data_info), batch["context_labels"]
@@ -332,8 +332,8 @@ class Meed2(Transformer):
             found = self.predictor(context, batch["context_roles"], batch["context_labels"])
         return found
 
-    def _told(self, words: Embedded, label: Tensor) -> Embedded:
-        return replace(words, response=words.response + self._beside(label))
+    def _told(self, words: EmbeddedBatch, label: Tensor) -> EmbeddedBatch:
+        return replace(words, decoder_inputs=words.decoder_inputs + self._beside(label))
 
     def _beside(self, label: Tensor) -> Tensor:
         """(B,) -> (B, 1, D) the label that stands beside each word of the response."""

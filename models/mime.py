@@ -48,10 +48,10 @@ from attune.models.base import (
     State,
 )
 from attune.models.decoding import seeded
-from attune.models.latents import annealed, divergence
+from attune.models.latents import annealing_weight, divergence
 from attune.models.layers import Encoder, Packing
 from attune.models.multitask import SMALL, emotion_loss
-from attune.models.transformer import Embedded, Transformer, TransformerConfig
+from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig
 
 TABLE_1 = {
     "positive": (
@@ -264,8 +264,8 @@ class Mime(Transformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """The four terms of eq. 32."""
         batch = batches[PAIRED]
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         logits = self.scores(source[:, 0])
         felt = self._felt_in_training(source[:, 0], batch["emotion"], progress)
         if self.training:
@@ -276,31 +276,31 @@ class Mime(Transformer):
         fused, _ = self._refined(source, words, felt.shares, positive)
         bounds = zip(self.groups, felt.bounds, strict=True)
         return {
-            "nll": self.nll(batch, self._decoded(words, fused), words),
+            "nll": self.compute_nll(batch, self._decoded(words, fused), words),
             "emotion": emotion_loss(logits, batch),
             **{f"elbo_{name}": bound.sum() / batch.samples for name, bound in bounds},
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """The emotion from the state of `<cls>`."""
-        source = self.read(self.embedded(batch))
+        source = self.encode_context(self.embed(batch))
         return {"emotion": self.scores(source[:, 0]).log_softmax(dim=-1)}
 
-    def decoded(self, words: Embedded, source: Tensor) -> Tensor:
+    def decode(self, words: EmbeddedBatch, source: Tensor) -> Tensor:
         """Hidden states (B, T, D) that predict the response, the latent at its prior mean."""
         fused, _ = self._understood(source, words, self._felt(source[:, 0]))
         return self._decoded(words, fused)
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """The fused context, made with samples of the latent where stochasticity is asked for."""
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         chosen = {"stochasticity": OFF, "seed": "0", **(controls or {})}
         noise = None
         if chosen["stochasticity"] == ON:
             noise = self._noise(batch["index"], int(chosen["seed"]))
         fused, _ = self._understood(source, words, self._felt(source[:, 0], noise))
-        return self.decoder.begin(fused, _words_only(words.mask))
+        return self.decoder.init_state(fused, _words_only(words.attention_mask))
 
     def scores(self, context: Tensor) -> Tensor:
         """(B, D) -> (B, emotions), eq. 4."""
@@ -342,7 +342,7 @@ class Mime(Transformer):
     def _divergence_weight(self, progress: Progress) -> float:
         """With all of it from the first step on the latent never comes to say anything: its noise
         drives out the weights that read it before they have learned to (docs/log.md)."""
-        return annealed(self.config.annealing_steps, progress) if self.training else 1.0
+        return annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0
 
     def _sampled(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
         """Eq. 13-15."""
@@ -371,20 +371,22 @@ class Mime(Transformer):
         known = emotion >= 0
         return true if known.all() else torch.where(known, true, self._first_group(logits))
 
-    def _understood(self, source: Tensor, words: Embedded, shares: Tensor) -> tuple[Tensor, Tensor]:
+    def _understood(
+        self, source: Tensor, words: EmbeddedBatch, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The fused context and its gates, by the predicted emotion."""
         positive = self._first_group(self.scores(source[:, 0]))
         return self._refined(source, words, shares, positive)
 
     def _refined(
-        self, source: Tensor, words: Embedded, shares: Tensor, positive: Tensor
+        self, source: Tensor, words: EmbeddedBatch, shares: Tensor, positive: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The fused context (B, S - 1, D) without `<cls>`, and how far the gates of its N real
         words are open (N, groups, D or 1)."""
         felt = shares @ self.emotions.weight  # eq. 10: (groups, B, D)
         if self.config.mimicry:  # eq. 18-19: what mimics comes first
             felt = torch.where(positive[:, None], felt, felt.flip(0))
-        mask = _words_only(words.mask)
+        mask = _words_only(words.attention_mask)
         both = mask.repeat(len(felt), 1, 1, 1)
         once, in_groups = Packing(mask), Packing(both)
         # Eq. 20-21: a linear layer on a word and an emotion is the sum of one on each.
@@ -405,17 +407,19 @@ class Mime(Transformer):
         opened: Tensor = self.contribution(apart.flatten(1)).sigmoid()
         return opened.unflatten(1, (apart.shape[1], -1))
 
-    def _decoded(self, words: Embedded, fused: Tensor) -> Tensor:
-        hidden: Tensor = self.decoder(words.response, fused, _words_only(words.mask))  # eq. 28
+    def _decoded(self, words: EmbeddedBatch, fused: Tensor) -> Tensor:
+        hidden: Tensor = self.decoder(
+            words.decoder_inputs, fused, _words_only(words.attention_mask)
+        )  # eq. 28
         return hidden
 
     def explain(self, batch: Batch) -> list[Explanation]:
         """Emotions, the groups' shares, the response's emotion in each, and the gates."""
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         felt = self._felt(source[:, 0])
         _, gates = self._understood(source, words, felt)
-        lengths = _words_only(words.mask).flatten(1).sum(dim=1).tolist()
+        lengths = _words_only(words.attention_mask).flatten(1).sum(dim=1).tolist()
         opened = gates.mean(dim=-1).split(lengths)  # of each sample (words, groups)
         names = ("mimicking", "non-mimicking") if self.config.mimicry else tuple(self.groups)
         shares = self.scores(source[:, 0]).softmax(dim=-1)

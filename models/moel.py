@@ -39,7 +39,7 @@ from attune.models.base import (
 )
 from attune.models.layers import DecoderLayer
 from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
-from attune.models.transformer import Embedded
+from attune.models.transformer import EmbeddedBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +126,9 @@ class Listeners(nn.Module):
         super().__init__()
         width, depth, inner = config.width, config.key_depth, -(-config.filter_width // 4) * 4
         self.count, self.num_heads, self.dropout_share = count, config.num_heads, config.dropout
-        self.before_self = ListenerNorm(count, width)
-        self.before_cross = ListenerNorm(count, width)
-        self.before_feed_forward = ListenerNorm(count, width)
+        self.self_norm = ListenerNorm(count, width)
+        self.cross_norm = ListenerNorm(count, width)
+        self.feed_forward_norm = ListenerNorm(count, width)
         self.self_in = ListenerLinear(count, width, 3 * depth)  # queries, keys, values
         self.self_out = ListenerLinear(count, depth, width)
         self.cross_in = ListenerLinear(count, width, depth)
@@ -138,9 +138,9 @@ class Listeners(nn.Module):
         self.narrower = ListenerLinear(count, inner, width, bias=True)
         self.dropout = nn.Dropout(config.dropout)
 
-    def remember(self, source: Tensor, route: Route) -> tuple[Tensor, Tensor]:
+    def project_kv(self, source: Tensor, route: Route) -> tuple[Tensor, Tensor]:
         """Keys and values (P, H, S, D/H) of the source (P, S, D)."""
-        keys, values = self._heads(self.cross_source(source, route), 2)
+        keys, values = self._split_heads(self.cross_source(source, route), 2)
         return keys, values
 
     def forward(
@@ -148,19 +148,19 @@ class Listeners(nn.Module):
         mask: Tensor, past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
         """(P, T, D) -> the same and the keys and values so far."""
-        normed = self.before_self(hidden, listeners)
-        queries, keys, values = self._heads(self.self_in(normed, route), 3)
+        normed = self.self_norm(hidden, listeners)
+        queries, keys, values = self._split_heads(self.self_in(normed, route), 3)
         if past is not None:
             keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
         looked = self._attended(queries, keys, values, causal=past is None)
         hidden = hidden + self.dropout(self.self_out(looked, route))
-        [queries] = self._heads(self.cross_in(self.before_cross(hidden, listeners), route), 1)
+        [queries] = self._split_heads(self.cross_in(self.cross_norm(hidden, listeners), route), 1)
         looked = self._attended(queries, *source, mask)
         hidden = hidden + self.dropout(self.cross_out(looked, route))
-        inner = self.wider(self.before_feed_forward(hidden, listeners), route).relu()
+        inner = self.wider(self.feed_forward_norm(hidden, listeners), route).relu()
         return hidden + self.dropout(self.narrower(self.dropout(inner), route)), (keys, values)
 
-    def _heads(self, tensor: Tensor, parts: int) -> tuple[Tensor, ...]:
+    def _split_heads(self, tensor: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(P, T, parts D) -> as many (P, H, T, D/H)."""
         split = tensor.unflatten(-1, (parts, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return split.unbind()
@@ -206,14 +206,14 @@ class Moel(MultiTransformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Both from one reading of the context."""
         batch = batches[PAIRED]
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         logits = self.classifier(source[:, 0])
         heard = self.heard(logits)
         if self.training:
             heard = self._with_true_emotions(heard, batch["emotion"], progress)
         return {
-            "nll": self.nll(batch, self.decoded(words, source, heard), words),
+            "nll": self.compute_nll(batch, self.decode(words, source, heard), words),
             "emotion": emotion_loss(logits, batch),
         }
 
@@ -235,39 +235,43 @@ class Moel(MultiTransformer):
         alone = F.one_hot(emotion.clamp(min=0), heard.shape[1]).to(heard.dtype)
         return torch.where(told[:, None], alone, heard)
 
-    def decoded(self, words: Embedded, source: Tensor, heard: Tensor | None = None) -> Tensor:
+    def decode(self, words: EmbeddedBatch, source: Tensor, heard: Tensor | None = None) -> Tensor:
         """Hidden states (B, T, D) of the meta listener."""
         if heard is None:
             heard = self.heard(self.classifier(source[:, 0]))
-        hidden: Tensor = self.decoder(self._said(words, source, heard), source, words.mask)
+        hidden: Tensor = self.decoder(
+            self._said(words, source, heard), source, words.attention_mask
+        )
         return hidden
 
-    def _said(self, words: Embedded, source: Tensor, heard: Tensor) -> Tensor:
+    def _said(self, words: EmbeddedBatch, source: Tensor, heard: Tensor) -> Tensor:
         """(B, T, D) what the meta listener is told: the shared listener and the others' mixture."""
         listener, sample = heard.t().nonzero(as_tuple=True)  # pairs in the order of listeners
         route = Route(ends=(heard != 0).sum(dim=0).cumsum(dim=0))
         said, _ = self.listeners(
-            words.response.index_select(0, sample), listener, route,
-            self.listeners.remember(source.index_select(0, sample), route),
-            words.mask.index_select(0, sample),
+            words.decoder_inputs.index_select(0, sample), listener, route,
+            self.listeners.project_kv(source.index_select(0, sample), route),
+            words.attention_mask.index_select(0, sample),
         )  # fmt: skip
-        together, _ = self.shared(words.response, self.shared.remember(source), words.mask)
+        together, _ = self.shared(
+            words.decoder_inputs, self.shared.project_kv(source), words.attention_mask
+        )
         weighed = said * heard[sample, listener][:, None, None]
         return together.index_add(0, sample, weighed)
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """Every listener's memory of the source; a sample's listeners stand in its own row."""
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         weights, listeners = self.heard(self.classifier(source[:, 0])).topk(
             self._num_heard(), dim=-1
         )
         count = listeners.shape[1]
         route = Route.to(listeners.flatten(), self.listeners.count)
-        memory = self.listeners.remember(source.repeat_interleave(count, dim=0), route)
+        memory = self.listeners.project_kv(source.repeat_interleave(count, dim=0), route)
         return {
-            "meta": self.decoder.begin(source, words.mask),
-            "shared": list(self.shared.remember(source)),
+            "meta": self.decoder.init_state(source, words.attention_mask),
+            "shared": list(self.shared.project_kv(source)),
             "listeners": listeners,
             "weights": weights,
             "memory": [part.unflatten(0, (-1, count)) for part in memory],
@@ -278,7 +282,7 @@ class Moel(MultiTransformer):
         """One more token, heard by all."""
         meta, listeners = state["meta"], state["listeners"]
         rows, count = listeners.shape
-        embedded, mask = self.placed(tokens, meta["length"]), meta["mask"]
+        embedded, mask = self.embed_next(tokens, meta["length"]), meta["mask"]
         past = state["past"] or {"shared": None, "listeners": None}
         together, shared_past = self.shared(embedded, tuple(state["shared"]), mask, past["shared"])
         said, own_past = self.listeners(
@@ -299,12 +303,14 @@ class Moel(MultiTransformer):
 
     def explain(self, batch: Batch) -> list[Explanation]:
         """The emotion, who is heard how much, and where the meta listener looks."""
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         heard = self.heard(self.classifier(source[:, 0]))
-        looks = self.decoder.looks(self._said(words, source, heard), source, words.mask)
-        counted = words.real[:, :, None]
-        attention = (looks * counted).sum(dim=1) / counted.sum(dim=1)  # (B, S)
+        attention_weights = self.decoder.attention_weights(
+            self._said(words, source, heard), source, words.attention_mask
+        )
+        counted = words.response_mask[:, :, None]
+        attention = (attention_weights * counted).sum(dim=1) / counted.sum(dim=1)  # (B, S)
         shares = [dict(zip(self.data_info.emotions, row, strict=True)) for row in heard.tolist()]
         return [
             replace(
@@ -313,7 +319,7 @@ class Moel(MultiTransformer):
                 by_word={"attention": on_words},
             )
             for explanation, listeners, on_words in zip(
-                super().explain(batch), shares, self.on_words(attention, words), strict=True
+                super().explain(batch), shares, self.select_words(attention, words), strict=True
             )
         ]
 

@@ -58,7 +58,7 @@ def emotion_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def at_rest(part: nn.Module, *given: Tensor) -> Any:
+def run_frozen(part: nn.Module, *given: Tensor) -> Any:
     """What a frozen part makes of it: it must not drop anything out while the rest is trained."""
     trained = part.training
     made = part.eval()(*given)
@@ -96,16 +96,16 @@ class MultiTransformer(Transformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Both from one reading of the context."""
         batch = batches[PAIRED]
-        words = self.embedded(batch)
-        source = self.read(words)
+        words = self.embed(batch)
+        source = self.encode_context(words)
         return {
-            "nll": self.nll(batch, self.decoded(words, source), words),
+            "nll": self.compute_nll(batch, self.decode(words, source), words),
             "emotion": emotion_loss(self.classifier(source[:, 0]), batch),
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """The emotion from the state of `<cls>`."""
-        source = self.read(self.embedded(batch))
+        source = self.encode_context(self.embed(batch))
         return {"emotion": self.classifier(source[:, 0]).log_softmax(dim=-1)}
 
 
@@ -179,9 +179,9 @@ class EmoPrepend(Transformer):
         logits = self.reader(batch["context"], batch["context_roles"])
         return {"emotion": logits.log_softmax(dim=-1)}
 
-    def context(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def prepare_context(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The context behind the word of the predicted emotion."""
-        logits = at_rest(self.reader, batch["context"], batch["context_roles"])
-        context, roles = super().context(batch)
+        logits = run_frozen(self.reader, batch["context"], batch["context_roles"])
+        context, roles = super().prepare_context(batch)
         word = self.emotion_tokens[logits.argmax(dim=-1)][:, None]
         return torch.cat([word, context], dim=1), torch.cat([roles[:, :1], roles], dim=1)

@@ -60,7 +60,7 @@ class TransformerConfig:
     """Share of the target's probability spread over all words."""
 
 
-def with_unknowns(tokens: Tensor, share: float, data_info: DataInfo) -> Tensor:
+def drop_words(tokens: Tensor, share: float, data_info: DataInfo) -> Tensor:
     """The tokens with a share of the words, drawn at random, replaced by `<unk>`."""
     words = tokens >= len(data_info.specials)  # the special tokens come first
     drawn = torch.rand(tokens.shape, device=tokens.device) < share
@@ -73,17 +73,17 @@ def is_word(tokens: Tensor, data_info: DataInfo) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedded:
-    """A batch as word vectors with their positions: all looked up at once."""
+class EmbeddedBatch:
+    """A batch as word vectors with positions, the inputs of encoder and decoder."""
 
     context: Tensor
     """(B, S, D), roles added."""
-    mask: Tensor
-    """(B, 1, 1, S) where the context is real."""
-    response: Tensor
-    """(B, T, D) what the decoder is given."""
-    real: Tensor
-    """(B, T) where the response is real."""
+    attention_mask: Tensor
+    """(B, 1, 1, S), True for tokens of the context, False for padding."""
+    decoder_inputs: Tensor
+    """(B, T, D) the response, shifted right by one."""
+    response_mask: Tensor
+    """(B, T), True for tokens of the response, False for padding."""
 
 
 class Transformer(DialogueVariant):
@@ -158,79 +158,81 @@ class Transformer(DialogueVariant):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """The negative log-likelihood of the responses."""
         batch = batches[PAIRED]
-        words = self.embedded(batch)
-        return {"nll": self.nll(batch, self.decoded(words, self.read(words)), words)}
+        words = self.embed(batch)
+        return {
+            "nll": self.compute_nll(batch, self.decode(words, self.encode_context(words)), words)
+        }
 
     def log_likelihood(self, batch: Batch) -> Tensor:
         """(B, T)."""
-        words = self.embedded(batch)
-        hidden, real = self.decoded(words, self.read(words)), words.real
+        words = self.embed(batch)
+        hidden, real = self.decode(words, self.encode_context(words)), words.response_mask
         values = hidden.new_zeros(real.shape)
         values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
         return values
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """The source's keys and values."""
-        words = self.embedded(batch)
-        return self.decoder.begin(self.read(words), words.mask)
+        words = self.embed(batch)
+        return self.decoder.init_state(self.encode_context(words), words.attention_mask)
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """One more token; a variant may have put something of its own where `<sos>` stands."""
-        begins = not state["length"] and "first" in state
-        embedded = state["first"] if begins else self.placed(tokens, state["length"])
+        begins = not state["length"] and "first_input" in state
+        embedded = state["first_input"] if begins else self.embed_next(tokens, state["length"])
         hidden, state = self.decoder.step(embedded, state)
         return self.output.logits(hidden), state
 
-    def embedded(self, batch: Batch) -> Embedded:
+    def embed(self, batch: Batch) -> EmbeddedBatch:
         """What the encoder and the decoder are given, before any layer."""
-        context, roles = self.context(batch)
+        context, roles = self.prepare_context(batch)
         response = batch["response"]
-        words, speakers, given = self.embedding(context, roles, self.given(response))
+        words, speakers, given = self.embedding(context, roles, self.shift_right(response))
         padding = self.data_info.specials["<pad>"]
-        return Embedded(
+        return EmbeddedBatch(
             context=self.dropout(words + speakers + self.positions(context.shape[1])),
-            mask=(context != padding)[:, None, None, :],
-            response=self.dropout(given + self.positions(given.shape[1])),
-            real=response != padding,
+            attention_mask=(context != padding)[:, None, None, :],
+            decoder_inputs=self.dropout(given + self.positions(given.shape[1])),
+            response_mask=response != padding,
         )
 
-    def context(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def prepare_context(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The tokens (B, S) that the encoder reads, and their roles."""
         context = batch["context"]
         if self.training and self.config.word_dropout:
-            context = with_unknowns(context, self.config.word_dropout, self.data_info)
+            context = drop_words(context, self.config.word_dropout, self.data_info)
         return context, batch["context_roles"]
 
-    def given(self, response: Tensor) -> Tensor:
+    def shift_right(self, response: Tensor) -> Tensor:
         """(B, T) what the decoder is given to predict the response: `<sos>` and all but its end."""
         start = response.new_full((len(response), 1), self.data_info.specials["<sos>"])
         return torch.cat([start, response], dim=1)[:, : response.shape[1]]
 
-    def placed(self, tokens: Tensor, place: int) -> Tensor:
+    def embed_next(self, tokens: Tensor, place: int) -> Tensor:
         """(B,) the newest tokens -> (B, 1, D) as they stand at their place."""
         [words] = self.embedding(tokens[:, None])
         embedded: Tensor = words + self.positions(1, place)
         return embedded
 
-    def read(self, words: Embedded) -> Tensor:
+    def encode_context(self, words: EmbeddedBatch) -> Tensor:
         """The context's hidden states (B, S, D)."""
-        source: Tensor = self.encoder(words.context, words.mask)
+        source: Tensor = self.encoder(words.context, words.attention_mask)
         return source
 
-    def decoded(self, words: Embedded, source: Tensor) -> Tensor:
+    def decode(self, words: EmbeddedBatch, source: Tensor) -> Tensor:
         """Hidden states (B, T, D) that predict the response."""
-        hidden: Tensor = self.decoder(words.response, source, words.mask)
+        hidden: Tensor = self.decoder(words.decoder_inputs, source, words.attention_mask)
         return hidden
 
-    def on_words(self, values: Tensor, words: Embedded) -> list[list[float]]:
+    def select_words(self, values: Tensor, words: EmbeddedBatch) -> list[list[float]]:
         """(B, S) a number at each place of the context -> those on real words, `<cls>` left out."""
-        lengths = words.mask.flatten(1).sum(dim=1).tolist()
+        lengths = words.attention_mask.flatten(1).sum(dim=1).tolist()
         rows = zip(values.tolist(), lengths, strict=True)
         return [row[1:length] for row, length in rows]
 
-    def nll(self, batch: Batch, hidden: Tensor, words: Embedded) -> Tensor:
+    def compute_nll(self, batch: Batch, hidden: Tensor, words: EmbeddedBatch) -> Tensor:
         """The mean negative log-likelihood of the global batch's response tokens."""
         smoothing = self.config.label_smoothing if self.training else 0.0
-        real = words.real
+        real = words.response_mask
         total = self.output.loss_sum(hidden[real], batch["response"][real], smoothing)
         return total / batch.tokens

@@ -25,7 +25,7 @@ from attune.models.labels import LABELS
 from attune.platform.runs.model import Model, load_model, save_model
 from attune.platform.training.updates import total_loss, trainable_only
 
-BEGUN = Progress(step=1, share=0.1)
+BEGUN = Progress(step=1, fraction=0.1)
 """Not the very first step, at which what comes in gradually does not count yet."""
 
 
@@ -242,7 +242,7 @@ def train(
             for player, parts in stage.players.items()
         }
         for step in range(steps):
-            progress = Progress(step=step, share=step / steps)
+            progress = Progress(step=step, fraction=step / steps)
             for update in stage.updates:
                 optimizer = optimizers[update.player]
                 with trainable_only(variant, stage.players[update.player]):

@@ -110,9 +110,9 @@ def _one_by_one(
 ) -> list[list[int]]:
     answers = {}
     for batch in Stream(columns, size=1, shuffle=False).epoch():
-        words = variant.embedded(batch)
-        source = variant.read(words)
-        answers[int(batch["index"])] = slow(variant, source, words.mask, decoding)
+        words = variant.embed(batch)
+        source = variant.encode_context(words)
+        answers[int(batch["index"])] = slow(variant, source, words.attention_mask, decoding)
     return [answers[row] for row in sorted(answers)]
 
 

@@ -227,18 +227,20 @@ def _our_loss(variant: Any, batch: Batch) -> Tensor:
 
 
 def _good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
-    words = variant.embedded(batch)
-    source = variant.read(words)
-    hidden = variant.decoded(words, source)[words.real]
+    words = variant.embed(batch)
+    source = variant.encode_context(words)
+    hidden = variant.decode(words, source)[words.response_mask]
     nll = F.cross_entropy(
-        variant.output.logits(hidden), batch["response"][words.real], label_smoothing=SMOOTHING
+        variant.output.logits(hidden),
+        batch["response"][words.response_mask],
+        label_smoothing=SMOOTHING,
     )
     return nll + emotion_loss(variant.classifier(source[:, 0]), batch)
 
 
 def _reference_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     """Kullback-Leibler divergence from a smoothed target that is written out for every place."""
-    context, decoder_input = batch["context"], variant.given(batch["response"])
+    context, decoder_input = batch["context"], variant.shift_right(batch["response"])
     [words], [roles] = variant.embedding(context), variant.embedding(batch["context_roles"])
     [decoder_embedded] = variant.embedding(decoder_input)
     mask = (context != PADDING)[:, None, None, :]

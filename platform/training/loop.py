@@ -187,7 +187,7 @@ class Training:
         batches: Mapping[str, Iterator[PositionedBatch]],
     ) -> bool:  # fmt: skip
         """All updates of a stage once; whether an epoch of the paired stream ended with it."""
-        progress = Progress(step=state.step, share=state.step / steps)
+        progress = Progress(step=state.step, fraction=state.step / steps)
         learning_rate = stage.rate * rate(self.settings, state.step, steps)
         is_logged = (state.total + 1) % self.settings.log_every == 0 or state.step == 0
         terms: dict[str, Tensor] = {}

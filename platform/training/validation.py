@@ -48,7 +48,7 @@ def compute_validation_metrics(
         seed_generators(int(batch["index"][0]))
         for update in stage.updates:
             terms = getattr(variant, update.losses)(
-                dict.fromkeys((PAIRED, stage.streams[0]), batch), Progress(share=1.0)
+                dict.fromkeys((PAIRED, stage.streams[0]), batch), Progress(fraction=1.0)
             )
             for name, term in terms.items():
                 sums.add(f"valid_{name}", term)

@@ -159,7 +159,7 @@ def _train(variant, stage, number, streams):
     steps = []
     for step in range(STEPS):
         torch.manual_seed(100 * number + step)
-        progress = Progress(step=step, share=step / STEPS)
+        progress = Progress(step=step, fraction=step / STEPS)
         updates = []
         for update in stage.updates:
             for _ in range(update.repeat):

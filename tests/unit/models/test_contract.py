@@ -28,8 +28,8 @@ class DetachedLoss(MultiTransformer):
 
 
 class BuildsAsItGoes(MultiTransformer):
-    def read(self, words):
-        return nn.Linear(self.config.width, self.config.width)(super().read(words))
+    def encode_context(self, words):
+        return nn.Linear(self.config.width, self.config.width)(super().encode_context(words))
 
 
 class UnusedPart(MultiTransformer):
@@ -46,8 +46,8 @@ class ForgottenPart(UnusedPart):
 
 
 class LocalMean(MultiTransformer):
-    def nll(self, batch, hidden, words):
-        return super().nll(batch, hidden, words) * batch.tokens / words.real.sum()
+    def compute_nll(self, batch, hidden, words):
+        return super().compute_nll(batch, hidden, words) * batch.tokens / words.response_mask.sum()
 
 
 class KeepsSomethingApart(MultiTransformer):
@@ -58,20 +58,20 @@ class KeepsSomethingApart(MultiTransformer):
         # Neither weight nor setting: lost when saved.
         self.hidden_scale = next(KeepsSomethingApart.scales)
 
-    def read(self, words):
-        return super().read(words) * self.hidden_scale
+    def encode_context(self, words):
+        return super().encode_context(words) * self.hidden_scale
 
 
 class LooksAtTheTruth(MultiTransformer):
-    def embedded(self, batch):
-        words = super().embedded(batch)
+    def embed(self, batch):
+        words = super().embed(batch)
         told = words.context + batch["emotion"][:, None, None] * 0.01
         return dataclasses.replace(words, context=told)
 
 
 class SeesPadding(MultiTransformer):
-    def read(self, words):
-        return self.encoder(words.context, torch.ones_like(words.mask))
+    def encode_context(self, words):
+        return self.encoder(words.context, torch.ones_like(words.attention_mask))
 
 
 class WrongPositions(Transformer):
@@ -85,8 +85,8 @@ class CarelessSelect(Transformer):
 
 
 class SmoothsItsLikelihood(Transformer):
-    def nll(self, batch, hidden, words):
-        return 0.9 * super().nll(batch, hidden, words) + 0.1
+    def compute_nll(self, batch, hidden, words):
+        return 0.9 * super().compute_nll(batch, hidden, words) + 0.1
 
 
 class CannotLearn(MultiTransformer):

@@ -142,9 +142,9 @@ def test_gated_attention_is_equation_5():
     query, source = torch.randn(1, 3, 12).double(), torch.randn(1, 5, 12).double()
     gates = torch.tensor([[1.0, 0.0, 0.3, 1.0, 0.7]]).double()
     mask = torch.tensor([True, True, True, True, False])[None, None, None, :]
-    keys, values = attention.remember(source)
+    keys, values = attention.project_kv(source)
     found = attention.through(query, keys, values, gates, mask)
-    queries = attention._heads(attention.queries(query))
+    queries = attention._split_heads(attention.queries(query))
     for place in range(3):
         mixed = []
         for head in range(2):
@@ -163,7 +163,7 @@ def test_a_share_that_rounds_to_nothing_is_no_division_by_it():
     query, gates = torch.full((1, 1, 4), 30.0), torch.tensor([[1.0, 0.0]], requires_grad=True)
     source = torch.stack([torch.full((4,), -30.0), torch.full((4,), 30.0)])[None]
     mask = torch.ones(1, 1, 1, 2, dtype=torch.bool)
-    found = attention.through(query, *attention.remember(source), gates, mask)
+    found = attention.through(query, *attention.project_kv(source), gates, mask)
     found.sum().backward()
     assert torch.isfinite(found).all()
     assert torch.isfinite(gates.grad).all()
@@ -176,31 +176,31 @@ def test_gated_attention_stands_above_the_cross_attention():
     layer = GatedDecoderLayer(12, 2, 8, 16, 0.0).eval()
     hidden, source = torch.randn(2, 3, 12), torch.randn(2, 5, 12)
     mask, gates = torch.ones(2, 1, 1, 5, dtype=torch.bool), torch.rand(2, 5)
-    remembered = layer.remember(source, gates)
+    remembered = layer.project_kv(source, gates)
     found, _ = layer(hidden, remembered, mask)
-    after_self, _ = layer._after_self(hidden, None)
+    after_self, _ = layer._self_attend(hidden, None)
     cross = layer.cross_attention
-    crossed = after_self + cross.attend(
-        layer.before_cross(after_self), *cross.remember(source), mask
+    crossed = after_self + cross.cross_attend(
+        layer.cross_norm(after_self), *cross.project_kv(source), mask
     )
     gated = layer.gated_attention
     passed = crossed + gated.through(
-        layer.before_gated(crossed), *gated.remember(source), gates, mask
+        layer.gated_norm(crossed), *gated.project_kv(source), gates, mask
     )
-    expected = passed + layer.feed_forward(layer.before_feed_forward(passed))
+    expected = passed + layer.feed_forward(layer.feed_forward_norm(passed))
     assert torch.allclose(found, expected, atol=1e-6)
 
 
 @torch.no_grad()
 def test_soft_gates_are_probabilities_and_hard_ones_labels(build, batch):
     soft = build(SOFT).variant.eval()
-    words = soft.embedded(batch)
+    words = soft.embed(batch)
     expected = words.reasoned.causes.softmax(dim=-1)[..., 1]
     assert torch.allclose(words.gates[:, 1:], expected[:, 1:], atol=1e-6)
     assert words.gates[:, 0].eq(1).all()
     middle = expected[:, 1:][batch["context"][:, 1:] != 0].median().item()
     hard = build(HARD, hard_threshold=middle).variant.eval()
-    words = hard.embedded(batch)
+    words = hard.embed(batch)
     expected = (words.reasoned.causes.softmax(dim=-1)[..., 1] >= middle).float()
     assert 0 < expected[:, 1:].mean() < 1
     assert words.gates[:, 1:].equal(expected[:, 1:])
@@ -218,7 +218,7 @@ def test_closed_gates_leave_cls(build, batch):
     other = torch.cat([source[:, :1], torch.randn_like(source[:, 1:])], dim=1)
     mask, gates = torch.ones(1, 1, 1, 4, dtype=torch.bool), torch.tensor([[1.0, 0, 0, 0]])
     query = torch.randn(1, 2, variant.config.width)
-    one, two = (layer.through(query, *layer.remember(s), gates, mask) for s in (source, other))
+    one, two = (layer.through(query, *layer.project_kv(s), gates, mask) for s in (source, other))
     assert torch.allclose(one, two)
     opened = biased(variant, 20.0).log_likelihood(batch)
     assert not torch.allclose(values, opened)
@@ -243,7 +243,7 @@ def test_hard_gates_are_drawn_as_often_as_they_are_likely():
 @pytest.mark.parametrize("name", [SOFT, HARD])
 def test_the_response_teaches_the_reasoner_through_the_gates(build, batch, name):
     variant = build(name).variant.train()
-    joint(variant, batch, share=0.5)["nll"].backward()
+    joint(variant, batch, fraction=0.5)["nll"].backward()
     assert variant.reasoner.cause.weight.grad.abs().sum() > 0
     assert variant.reasoner.embedding.table.weight.grad.abs().sum() > 0
     assert torch.isfinite(variant.reasoner.cause.weight.grad).all()
@@ -253,11 +253,13 @@ def test_the_response_teaches_the_reasoner_through_the_gates(build, batch, name)
 def test_a_closed_gate_can_be_told_to_open(build, batch):
     """As a logarithm added to the scores a gate of 0 would get no gradient, or none that is one."""
     variant = build(HARD).variant.train()
-    words = variant.embedded(batch)
+    words = variant.embed(batch)
     closed = torch.zeros_like(words.gates).requires_grad_()
     gates = torch.cat([torch.ones_like(closed[:, :1]), closed[:, 1:]], dim=1)
-    hidden = variant.decoder(words.response, variant.read(words), words.mask, gates)
-    variant.nll(batch, hidden, words).backward()
+    hidden = variant.decoder(
+        words.decoder_inputs, variant.encode_context(words), words.attention_mask, gates
+    )
+    variant.compute_nll(batch, hidden, words).backward()
     real = batch["context"] != 0
     assert torch.isfinite(closed.grad).all()
     assert (closed.grad[:, 1:][real[:, 1:]] != 0).float().mean() > 0.9
@@ -265,11 +267,11 @@ def test_a_closed_gate_can_be_told_to_open(build, batch):
 
 def test_gates_cool_down(build, batch):
     variant = build(SOFT, gate_temperature=4.0, final_gate_temperature=1.0).variant.train()
-    found = [variant._temperature(Progress(share=share)) for share in (0.0, 0.5, 1.0)]
+    found = [variant._temperature(Progress(fraction=share)) for share in (0.0, 0.5, 1.0)]
     assert found == pytest.approx([4.0, 2.0, 1.0])
-    warm, cold = (variant.embedded(batch, Progress(share=share)).gates for share in (0.0, 1.0))
+    warm, cold = (variant.embed(batch, Progress(fraction=share)).gates for share in (0.0, 1.0))
     assert ((warm - 0.5).abs() <= (cold - 0.5).abs() + 1e-6).all()
-    assert variant.eval()._temperature(Progress(share=0.0)) == pytest.approx(1.0)
+    assert variant.eval()._temperature(Progress(fraction=0.0)) == pytest.approx(1.0)
     wrong = ({"gate_temperature": "0"}, {"final_gate_temperature": "-1"}, {"hard_threshold": "1"})
     for overrides in wrong:
         with pytest.raises(UsageError, match="expected"):
@@ -291,13 +293,16 @@ def test_the_generator_is_given_the_predicted_emotion(build, batch):
     """At every place of the encoder and of the decoder, in training too."""
     variant = build(SOFT, dropout=0.0).variant.train()
     predicted = variant.predict(batch)["emotion"].argmax(dim=-1)
-    before = variant.embedded(batch)
+    before = variant.embed(batch)
     assert before.emotion[:, 0].equal(variant.emotions(predicted))
     other = changed(batch, emotion=(batch["emotion"] + 1) % 32)
-    assert variant.embedded(other).context.equal(before.context)
+    assert variant.embed(other).context.equal(before.context)
     variant.emotions.weight[predicted.unique()] += 1.0
-    after = variant.embedded(batch)
-    for one, two in ((before.context, after.context), (before.response, after.response)):
+    after = variant.embed(batch)
+    for one, two in (
+        (before.context, after.context),
+        (before.decoder_inputs, after.decoder_inputs),
+    ):
         assert torch.allclose(two - one, torch.ones_like(one), atol=1e-5)
     kept = variant.log_likelihood(batch)
     untold = [number for number in range(32) if number not in predicted.tolist()]
@@ -322,8 +327,8 @@ def test_without_multitask_the_reasoner_rests(build, batch, name):
     parts = stages["joint"].players[update.player]
     assert "reasoner" not in parts
     assert update.weights == {"nll": 1.0}
-    words = variant.embedded(batch)
-    assert words.gates.equal(variant.embedded(batch).gates), "nothing is dropped out or drawn"
+    words = variant.embed(batch)
+    assert words.gates.equal(variant.embed(batch).gates), "nothing is dropped out or drawn"
     assert variant.reasoner.training
     total_loss(update, joint(variant, batch)).backward()
     assert all(p.grad is None for p in variant.reasoner.parameters())
@@ -335,7 +340,7 @@ def test_without_emotion_the_generator_gets_none(build, batch, name):
     variant = build(f"{name}-no-emotion").variant.eval()
     whole = {n for n, _ in build(name).variant.named_parameters()}
     assert whole - {n for n, _ in variant.named_parameters()} == {"emotions.weight"}
-    assert not variant.embedded(batch).emotion.any()
+    assert not variant.embed(batch).emotion.any()
     assert "emotion" in variant.loss_weights(), "it is still predicted"
 
 
@@ -343,7 +348,7 @@ def test_without_cause_there_are_no_gates_and_no_marks(build, batch):
     variant = build("emotion-cause-no-cause").variant.eval()
     names = [name for name, _ in variant.named_parameters()]
     assert not any("gated" in name or "cause" in name for name in names)
-    assert variant.embedded(batch).gates is None
+    assert variant.embed(batch).gates is None
     assert set(variant.loss_weights()) == {"nll", "emotion"}
     blind = {name: t for name, t in batch.tensors.items() if name != "context_causes"}
     unmarked = Batch(tensors=blind, samples=batch.samples, tokens=batch.tokens)

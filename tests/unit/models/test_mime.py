@@ -60,7 +60,7 @@ def test_divergence():
 def test_evidence_bounds(build, batch):
     """The true emotion's likelihood counts in its own group, the divergence in both."""
     variant = build("mime").variant.eval()
-    context = variant.read(variant.embedded(batch))[:, 0]
+    context = variant.encode_context(variant.embed(batch))[:, 0]
     felt = variant._felt_in_training(context, batch["emotion"], Progress())
     for group, (members, bound) in enumerate(
         zip(variant.groups.values(), felt.bounds, strict=True)
@@ -100,8 +100,8 @@ def test_the_likeliest_emotion_decides_by_default(build):
 def test_words_are_told_the_emotion(build, batch):
     """Eq. 20-23 as they are written: each word with the emotion behind it, an encoder for each."""
     variant = build("mime").variant.eval()
-    words = variant.embedded(batch)
-    source = variant.read(words)
+    words = variant.embed(batch)
+    source = variant.encode_context(words)
     shares = variant._felt(source[:, 0])
     felt = [
         own[:, members] @ variant.emotions.weight[members]
@@ -110,12 +110,12 @@ def test_words_are_told_the_emotion(build, batch):
     refined = []
     for emotion in (felt[1], felt[0]):  # all are negative: the negative one mimics
         joined = torch.cat([source[:, 1:], emotion[:, None].expand(-1, source.shape[1] - 1, -1)], 2)
-        refined.append(variant.refine(variant.tell(joined), words.mask[..., 1:]))
+        refined.append(variant.refine(variant.tell(joined), words.attention_mask[..., 1:]))
     both = torch.cat(refined, dim=2)
     expected = variant.fuse(variant.contribution(both).sigmoid() * both)
     negative = torch.zeros(len(batch), dtype=torch.bool)
     fused, _ = variant._refined(source, words, shares, negative)
-    real = words.mask[:, 0, 0, 1:]
+    real = words.attention_mask[:, 0, 0, 1:]
     assert torch.allclose(fused[real], expected[real], atol=1e-4)
 
 

@@ -36,7 +36,7 @@ def one_listener(listeners, number, config):
     for place, stacked in ((0, listeners.wider), (3, listeners.narrower)):
         weights[f"feed_forward.{place}.weight"] = stacked.weight[number].t()
         weights[f"feed_forward.{place}.bias"] = stacked.bias[number]
-    for name in ("before_self", "before_cross", "before_feed_forward"):
+    for name in ("self_norm", "cross_norm", "feed_forward_norm"):
         norm = getattr(listeners, name)
         weights[f"{name}.weight"], weights[f"{name}.bias"] = norm.scale[number], norm.shift[number]
     layer.load_state_dict(weights)
@@ -47,36 +47,40 @@ def one_listener(listeners, number, config):
 def test_listeners_together_are_each_alone(variant, batch):
     for parameter in variant.listeners.parameters():  # norms and biases that do something
         parameter.add_(0.1 * torch.randn_like(parameter))
-    words = variant.embedded(batch)
-    source = variant.read(words)
+    words = variant.embed(batch)
+    source = variant.encode_context(words)
     told = torch.tensor([7, 3, 3, 31, 0, 7, 12, 3, 7, 30, 31, 7])  # any order, some several times
     route = Route.to(told, 32)
-    memory = variant.listeners.remember(source, route)
-    said, _ = variant.listeners(words.response, told, route, memory, words.mask)
+    memory = variant.listeners.project_kv(source, route)
+    said, _ = variant.listeners(words.decoder_inputs, told, route, memory, words.attention_mask)
     for row, number in enumerate(told.tolist()):
         layer = one_listener(variant.listeners, number, variant.config)
         one = slice(row, row + 1)
-        expected, _ = layer(words.response[one], layer.remember(source[one]), words.mask[one])
+        expected, _ = layer(
+            words.decoder_inputs[one], layer.project_kv(source[one]), words.attention_mask[one]
+        )
         assert torch.allclose(said[one], expected, atol=1e-4)
 
 
 @torch.no_grad()
 def test_listeners_that_are_not_heard_change_nothing(variant, batch):
     """All listeners computed, with weights of exactly 0, is what is saved."""
-    words = variant.embedded(batch)
-    source = variant.read(words)
+    words = variant.embed(batch)
+    source = variant.encode_context(words)
     heard = variant.heard(variant.classifier(source[:, 0]))
     assert ((heard > 0).sum(dim=1) == 5).all()
     assert torch.allclose(heard.sum(dim=1), torch.ones(len(heard)))
-    together, _ = variant.shared(words.response, variant.shared.remember(source), words.mask)
+    together, _ = variant.shared(
+        words.decoder_inputs, variant.shared.project_kv(source), words.attention_mask
+    )
     for number in range(32):
         route = Route.to(torch.full((len(batch),), number), 32)
         who = torch.full((len(batch),), number)
-        memory = variant.listeners.remember(source, route)
-        said, _ = variant.listeners(words.response, who, route, memory, words.mask)
+        memory = variant.listeners.project_kv(source, route)
+        said, _ = variant.listeners(words.decoder_inputs, who, route, memory, words.attention_mask)
         together = together + heard[:, number, None, None] * said
-    expected = variant.decoder(together, source, words.mask)
-    assert torch.allclose(variant.decoded(words, source), expected, atol=1e-4)
+    expected = variant.decoder(together, source, words.attention_mask)
+    assert torch.allclose(variant.decode(words, source), expected, atol=1e-4)
 
 
 def test_only_heard_listeners_learn(build, batch):
@@ -85,7 +89,7 @@ def test_only_heard_listeners_learn(build, batch):
     terms = variant.losses({PAIRED: one}, LONG_AGO)
     terms["nll"].backward()
     with torch.no_grad():
-        source = variant.read(variant.embedded(one))
+        source = variant.encode_context(variant.embed(one))
         heard = set(variant.classifier(source[:, 0]).argmax(dim=1).tolist())
     for name, parameter in variant.listeners.named_parameters():
         moved = set(parameter.grad.flatten(1).any(dim=1).nonzero().flatten().tolist())

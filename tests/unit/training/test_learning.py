@@ -47,7 +47,7 @@ def taught(variant, stage, columns, training, *, seed=0):
         for epoch in range(training.max_epochs):
             for batch in stream.epoch(epoch):
                 optimizer.param_groups[0]["lr"] = rate(training, step, steps)
-                progress = Progress(step=step, share=step / steps)
+                progress = Progress(step=step, fraction=step / steps)
                 losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
                 optimizer.zero_grad()
                 total_loss(update, losses).backward()
