@@ -28,7 +28,7 @@ def test_all_loops_learn_from_the_same_loss(variant, batch):
         return found
 
     # The papers' target gives padding nothing; its own entropy, left out here, teaches nothing.
-    papers, expected = gradient(training._papers_loss(variant, batch)), gradient(ours)
+    papers, expected = gradient(training._reference_loss(variant, batch)), gradient(ours)
     assert torch.allclose(papers / batch.tokens, expected, atol=1e-4)
 
 
