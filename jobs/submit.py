@@ -184,7 +184,7 @@ def _named(command: list[str], words: dict[str, Any]) -> list[str]:
         from attune.platform.tuning import sweep
 
         start = f"tune-{'-'.join(words['variants'])}"[:60]
-        name = _reserved(sweep.folder_of_sweeps(), lambda: sweep.new_name(start))
+        name = _reserved(sweep.sweeps_folder(), lambda: sweep.new_sweep_name(start))
     else:
         return command
     return [*command, "--name", name]

@@ -21,7 +21,7 @@ from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
-    from attune.platform.tuning.report import Repeated
+    from attune.platform.tuning.report import SeedStatistics
     from attune.platform.tuning.sweep import Sweep
 
 SAMPLES = 16
@@ -61,28 +61,28 @@ def list_sweeps(as_json: Json = False) -> None:
     from attune.platform.tuning import spaces, sweep
 
     screen = console(as_json)
-    found = list(sweep.all_sweeps())
+    found = list(sweep.read_all_sweeps())
     made = table(
         "", "sweep", "of", "status", "trials", "metric", "best", numbers=("trials", "best")
     )
-    described = []
+    summarize = []
     for each in found:
-        one = {**each.described(), "kind": each.kind, "status": each.standing,
+        one = {**each.summarize(), "kind": each.kind, "status": each.current_status,
                "variants": list(each.spaces), "metrics": list(each.metrics)}  # fmt: skip
-        described.append(one)
+        summarize.append(one)
         metric = each.metrics[0]
         best = format_metric(metric, one["best"]["metrics"].get(metric)) if one["best"] else "-"
         made.add_row(
             each.name, ", ".join(each.spaces), one["status"], str(one["trials"]), metric, best
         )
-    screen.print(made if found else f"no sweeps in {sweep.folder_of_sweeps()} yet")
+    screen.print(made if found else f"no sweeps in {sweep.sweeps_folder()} yet")
     ready = table("\nready-made, for --sweep", "name", "of", "")
-    for name, one_ready in spaces.ready_made().items():
+    for name, one_ready in spaces.read_bundled_sweeps().items():
         of = ", ".join(one_ready.variants) or "attune tune-decoding RUN"
         ready.add_row(name, of, one_ready.about)
     screen.print(ready)
     if as_json:
-        print_json({"sweeps": described, "ready": sorted(spaces.ready_made())})
+        print_json({"sweeps": summarize, "ready": sorted(spaces.read_bundled_sweeps())})
 
 
 @app.command()
@@ -95,15 +95,15 @@ def show(name: Name, as_json: Json = False) -> None:
     """
     from attune.platform.tuning import report, sweep
 
-    found = sweep.find(name)
+    found = sweep.find_sweep(name)
     screen = console(as_json)
     screen.print(
-        f"{found.name}: {found.standing}, {found.spent:,.0f} s; {found.command}", markup=False
+        f"{found.name}: {found.current_status}, {found.spent:,.0f} s; {found.command}", markup=False
     )
     _show_trials(screen, found)
     if as_json:
-        trials = report.table(found).to_dicts()
-        print_json({**found.described(), "status": found.standing, "table": trials})
+        trials = report.build_table(found).to_dicts()
+        print_json({**found.summarize(), "status": found.current_status, "table": trials})
 
 
 @app.command()
@@ -116,9 +116,9 @@ def stop(name: Name, as_json: Json = False) -> None:
     """
     from attune.platform.tuning import sweep
 
-    found = sweep.find(name)
-    if found.standing != "running":
-        raise UsageError(f"sweep '{name}' is not running: it is {found.standing}")
+    found = sweep.find_sweep(name)
+    if found.current_status != "running":
+        raise UsageError(f"sweep '{name}' is not running: it is {found.current_status}")
     found.stop_file.touch()
     console(as_json).print(f"sweep {name} was asked to stop", markup=False)
     if as_json:
@@ -161,8 +161,8 @@ def report(
     from attune.platform.tuning import report as reports
     from attune.platform.tuning import sweep
 
-    found = sweep.find(name)
-    if not found.trials():
+    found = sweep.find_sweep(name)
+    if not found.get_trials():
         raise UsageError(f"sweep '{name}' has no trials yet")
     if seeds and found.kind != "training":
         raise UsageError(f"--seeds trains again, and '{name}' has only decoded: leave it out")
@@ -172,10 +172,10 @@ def report(
     if pair is not None and len(pair) != 2:
         raise UsageError(f"--surface {surface}: two settings are expected, as in A,B")
     folder = out or found.folder / "report"
-    reports.check(found, folder, pair)  # before hours of training
+    reports.check_report(found, folder, pair)  # before hours of training
     screen = console(as_json)
     again = _again(found, top, options.seeds(seeds), screen) if seeds else []
-    summary = reports.write(found, folder, pair, again)
+    summary = reports.write_report(found, folder, pair, again)
     if found.run_id is not None:
         tracking.finish_group(found.run_id, found.status, {}, artifacts=folder)
     _show_trials(screen, found)
@@ -183,25 +183,25 @@ def report(
         shares = (f"{setting} {share:.0%}" for setting, share in summary["importances"].items())
         screen.print(f"importance {summary['compared']}: {', '.join(shares)}", markup=False)
     for each in summary["repeated"]:
-        screen.print(reports.in_words(each), markup=False)
+        screen.print(reports.format_seeds(each), markup=False)
     if summary["saved"]:
-        screen.print(reports.saving(summary["saved"]), markup=False)
+        screen.print(reports.format_savings(summary["saved"]), markup=False)
     screen.print(f"report: {folder / reports.PAGE}", markup=False)
     if as_json:
         print_json({**summary, "report": str(folder)})
 
 
-def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list[Repeated]":
+def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list[SeedStatistics]":
     """The best configurations with other seeds; runs that are finished already are left alone."""
     from attune.platform.runs.record import RUN_RECORD, find_run, runs_folder
     from attune.platform.training import driver, setup
     from attune.platform.tuning import report as reports
 
-    best = reports.table(found).filter(ended="finished").head(top)["trial"].to_list()
+    best = reports.build_table(found).filter(ended="finished").head(top)["trial"].to_list()
     asked = {key: value for key, value in found.asked.items() if key != "overrides"}
     by_trial: dict[int, list[Run]] = {}
     for number in best:
-        kept = found.frozen(number).user_attrs
+        kept = found.get_trial(number).user_attrs
         for seed in seeds:
             label = f"{found.name}-{number:03d}-again{seed}"
             if (runs_folder() / label / RUN_RECORD).is_file():
@@ -222,7 +222,9 @@ def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list
         raise typer.Exit(130)
     by_trial = {n: [_measured(run, found) for run in runs] for n, runs in by_trial.items()}
     return [
-        reports.repeated(n, found.frozen(n).user_attrs["settings"], runs, found.metrics[0])
+        reports.summarize_seeds(
+            n, found.get_trial(n).user_attrs["settings"], runs, found.metrics[0]
+        )
         for n, runs in by_trial.items()
     ]
 
@@ -239,7 +241,7 @@ def _measured(run: "Run", found: "Sweep") -> "Run":
 def _show_trials(screen: Console, found: "Sweep") -> None:
     from attune.platform.tuning import report as reports
 
-    frame = reports.table(found)
+    frame = reports.build_table(found)
     if frame.is_empty():
         screen.print("no trials yet")
         return
@@ -290,17 +292,17 @@ def progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, int], N
 def tell_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
     """The trials, how to go on where some are missing, and the exit code."""
     _show_trials(screen, ended)
-    described = ended.described()
+    summarize = ended.summarize()
     if ended.status == "stopped":
         of = f"-decoding {ended.asked['run']}" if ended.kind == "decoding" else ""
         again = f"'attune tune{of} --name {ended.name} --resume'"
         screen.print(f"not all was tried: go on with {again}", markup=False)
     if as_json:
-        print_json(described)
+        print_json(summarize)
     if ended.status == "stopped" and (ended.stop_file.exists() or ended.kind == "decoding"):
         raise typer.Exit(130)
-    if described["best"] is None:
-        reasons = {t.user_attrs.get("reason", "") for t in ended.trials()} - {""}
+    if summarize["best"] is None:
+        reasons = {t.user_attrs.get("reason", "") for t in ended.get_trials()} - {""}
         screen.print(f"no trial came to a result: {'; '.join(sorted(reasons))}", markup=False)
         raise typer.Exit(1)
 
@@ -316,12 +318,12 @@ def begin(name: str, **content: Any) -> "Sweep":
     """A new sweep, written to its folder."""
     from attune.platform.core.commit import commit
     from attune.platform.runs.record import check_run_name, runs_folder
-    from attune.platform.tuning.sweep import RECORD, Sweep, folder_of_sweeps
+    from attune.platform.tuning.sweep import RECORD, Sweep, sweeps_folder
 
     check_run_name(name)
     made = Sweep(
         name=name,
-        folder=folder_of_sweeps() / name,
+        folder=sweeps_folder() / name,
         command=" ".join(["attune", *sys.argv[1:]]),
         commit=commit(),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),

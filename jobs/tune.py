@@ -12,7 +12,7 @@ from attune.jobs.sweeps import RUN, SAMPLES, app, begin, one_of, progress, tell_
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from attune.platform.tuning.spaces import Ready, Space
+    from attune.platform.tuning.spaces import Space, SweepDefinition
     from attune.platform.tuning.sweep import Sweep
 
 __all__ = ["app"]
@@ -164,11 +164,10 @@ def run(
     }  # fmt: skip
     typed = {key: value for key, value in typed.items() if value not in (None, {}, [])}
     screen = console(as_json)
-    found = _begun(name, typed) if resume else None
-    found = found or _new(name, typed)
-    screen.print(f"sweep {found.name} in {found.folder}", markup=False)
-    with progress(screen, found) as show:
-        ended = driver.run(found, show)
+    started = (_find_resumable(name, typed) if resume else None) or _create_sweep(name, typed)
+    screen.print(f"sweep {started.name} in {started.folder}", markup=False)
+    with progress(screen, started) as show:
+        ended = driver.run(started, show)
     tell_end(screen, ended, as_json)
 
 
@@ -180,38 +179,43 @@ def _data(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if not match:
         raise UsageError(f"--budget {text}: write it as 90s, 30m, 2h or 1d")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
+def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     from attune.platform.core.settings import find_variant
     from attune.platform.training.setup import check_zero
-    from attune.platform.tuning import schedulers, spaces, sweep
+    from attune.platform.tuning import schedulers, spaces
+    from attune.platform.tuning import sweep as sweeps
 
-    ready = spaces.find_ready(typed["sweep"]) if "sweep" in typed else spaces.Ready()
-    variants = typed.get("variants") or list(ready.variants)
-    if not variants or ready.decode:
-        _refuse_without_variant(ready)
+    definition = (
+        spaces.find_definition(typed["sweep"]) if "sweep" in typed else spaces.SweepDefinition()
+    )
+    variants = typed.get("variants") or list(definition.variants)
+    if not variants or definition.decode:
+        _refuse_without_variant(definition)
     for each in variants:
         check_zero(find_variant(each)[0], each, typed.get("zero", 0))
-    fixed = {**ready.set, **typed.get("overrides", {})}
+    fixed = {**definition.set, **typed.get("overrides", {})}
     preset = typed.get("preset", "small")
-    tried = _tried(typed, ready, variants, fixed, preset)
-    metrics = sweep.metric_names(typed.get("metric", ready.metric), variants)
-    late = len(metrics) > 1 or any(m.removeprefix("valid_") in sweep.AT_THE_END for m in metrics)
-    usual = "random" if typed.get("scheduler") == "pbt" else ready.search or "optuna"
+    tried = _tried(typed, definition, variants, fixed, preset)
+    metrics = sweeps.parse_metrics(typed.get("metric", definition.metric), variants)
+    late = len(metrics) > 1 or any(
+        m.removeprefix("valid_") in sweeps.FINAL_METRICS for m in metrics
+    )
+    usual = "random" if typed.get("scheduler") == "pbt" else definition.search or "optuna"
     search = one_of("search", typed.get("search", usual), spaces.SEARCHES)
     # Who asks for every combination wants to know of each.
     usual = "none" if late or search == "grid" else "asha"
     scheduler = one_of("scheduler", typed.get("scheduler", usual), SCHEDULERS)
-    schedulers.check(scheduler, search, metrics, tried, typed.get("workers", 1))
-    count = spaces.size_of_grid(tried) if search == "grid" else SAMPLES
+    schedulers.check_compatibility(scheduler, search, metrics, tried, typed.get("workers", 1))
+    count = spaces.count_grid_points(tried) if search == "grid" else SAMPLES
     if "init" in typed:
         options.trained_run(typed["init"])
-    name = name or sweep.new_name(f"tune-{'-'.join(variants)}"[:60])
+    name = name or sweeps.new_sweep_name(f"tune-{'-'.join(variants)}"[:60])
     return begin(
         name,
         spaces=_as_json(tried),
@@ -233,17 +237,17 @@ def _new(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
 
 
 def _tried(
-    typed: Mapping[str, Any], ready: "Ready", variants: list[str], fixed: Mapping[str, Any],
-    preset: str,
+    typed: Mapping[str, Any], definition: "SweepDefinition", variants: list[str],
+    fixed: Mapping[str, Any], preset: str,
 ) -> "dict[str, Space]":  # fmt: skip
     """By variant, what was asked for to be tried."""
     from attune.platform.tuning import spaces
 
     groups = [part.strip() for part in typed["space"].split(",")] if "space" in typed else []
-    if not groups and not ready.space:
-        known = ", ".join(spaces.groups_of(variants[0]))
+    if not groups and not definition.space:
+        known = ", ".join(spaces.get_search_groups(variants[0]))
         raise UsageError(f"say with --space what to try: '{variants[0]}' has {known}, or all")
-    return spaces.of_variants(variants, groups, ready, fixed, preset)
+    return spaces.build_variant_spaces(variants, groups, definition, fixed, preset)
 
 
 def _as_json(tried: "Mapping[str, Space]") -> dict[str, dict[str, Any]]:
@@ -252,52 +256,59 @@ def _as_json(tried: "Mapping[str, Space]") -> dict[str, dict[str, Any]]:
     return {v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in tried.items()}
 
 
-def _refuse_without_variant(ready: "Ready") -> None:
-    if ready.decode:
-        raise UsageError(f"{ready.source} is a sweep of decoding: use 'attune tune-decoding RUN'")
+def _refuse_without_variant(definition: "SweepDefinition") -> None:
+    if definition.decode:
+        raise UsageError(
+            f"{definition.source} is a sweep of decoding: use 'attune tune-decoding RUN'"
+        )
     raise UsageError("name a VARIANT, or a ready-made --sweep ('attune tune list' shows them)")
 
 
-def _begun(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
+def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
     """The sweep to go on with, which must be what is asked for, but for its limits."""
-    from attune.platform.tuning import spaces, sweep
+    from attune.platform.tuning import spaces
+    from attune.platform.tuning import sweep as sweeps
 
     if name is None:
-        left = [s for s in sweep.all_sweeps() if s.status != "finished" and s.kind == "training"]
+        left = [
+            s for s in sweeps.read_all_sweeps() if s.status != "finished" and s.kind == "training"
+        ]
         wanted = typed.get("variants")
         left = [s for s in left if wanted in (None, list(s.spaces))]
-        found = left[-1] if left else None
+        sweep = left[-1] if left else None
     else:
-        known = (sweep.folder_of_sweeps() / name / sweep.RECORD).is_file()
-        found = sweep.find(name) if known else None
-    if found is None:
+        known = (sweeps.sweeps_folder() / name / sweeps.RECORD).is_file()
+        sweep = sweeps.find_sweep(name) if known else None
+    if sweep is None:
         return None
-    if found.kind != "training":
+    if sweep.kind != "training":
         raise UsageError(
-            f"'{found.name}' is a sweep of decoding: go on with 'attune tune-decoding "
-            f"{found.asked['run']} --name {found.name} --resume'"
+            f"'{sweep.name}' is a sweep of decoding: go on with 'attune tune-decoding "
+            f"{sweep.asked['run']} --name {sweep.name} --resume'"
         )
     was = {
         **{
-            key: getattr(found, key) for key in ("search", "scheduler", "repeat", "workers", "seed")
+            key: getattr(sweep, key) for key in ("search", "scheduler", "repeat", "workers", "seed")
         },
-        "variants": list(found.spaces),
-        "metric": found.metrics,
-        **{"data": "bundled", "preset": "small", **found.asked},
+        "variants": list(sweep.spaces),
+        "metric": sweep.metrics,
+        **{"data": "bundled", "preset": "small", **sweep.asked},
     }
     now = dict(typed)
     if "metric" in typed:
-        now["metric"] = sweep.metric_names(typed["metric"], list(found.spaces))
+        now["metric"] = sweeps.parse_metrics(typed["metric"], list(sweep.spaces))
     if "overrides" in typed:
         now["overrides"] = {**was["overrides"], **typed["overrides"]}
     if {"space", "sweep"} & set(typed):
-        ready = spaces.find_ready(typed["sweep"]) if "sweep" in typed else spaces.Ready()
-        tried = _tried(typed, ready, list(found.spaces), was["overrides"], was["preset"])
-        now["space"], was["space"] = _as_json(tried), found.spaces
+        definition = (
+            spaces.find_definition(typed["sweep"]) if "sweep" in typed else spaces.SweepDefinition()
+        )
+        tried = _tried(typed, definition, list(sweep.spaces), was["overrides"], was["preset"])
+        now["space"], was["space"] = _as_json(tried), sweep.spaces
     for key in sorted(set(now) - {*LIMITS, "sweep"}):
         if was.get(key) != now[key]:
             raise UsageError(
-                f"sweep '{found.name}' was begun with other {key}: leave it out to go on, or begin "
+                f"sweep '{sweep.name}' was begun with other {key}: leave it out to go on, or begin "
                 f"a new sweep under another --name"
             )
-    return found.update(**{key: typed[key] for key in LIMITS if key in typed})
+    return sweep.update(**{key: typed[key] for key in LIMITS if key in typed})

@@ -76,8 +76,8 @@ def tune_decoding(
     of = options.trained_run(name)
     trials.check(of)
     found = None
-    if resume and label and (sweeps.folder_of_sweeps() / label / sweeps.RECORD).is_file():
-        found = sweeps.find(label)
+    if resume and label and (sweeps.sweeps_folder() / label / sweeps.RECORD).is_file():
+        found = sweeps.find_sweep(label)
         if found.kind != "decoding":
             raise UsageError(f"'{label}' trains: go on with 'attune tune --name {label} --resume'")
     elif resume and not label:
@@ -107,20 +107,20 @@ def _new_decoding(
 
     if split not in SPLITS:
         raise UsageError(unknown_choice("split", split, SPLITS))
-    ready = spaces.find_ready(asked["sweep"]) if asked["sweep"] else spaces.Ready()
+    ready = spaces.find_definition(asked["sweep"]) if asked["sweep"] else spaces.SweepDefinition()
     if ready.variants:
         raise UsageError(f"{ready.source} trains {', '.join(ready.variants)}: use 'attune tune'")
     options.decoding(None, overrides)
-    methods = (asked["decode"] or ready.decode or ",".join(spaces.DECODING)).split(",")
+    methods = (asked["decode"] or ready.decode or ",".join(spaces.DECODING_SPACES)).split(",")
     fixed = {**ready.set, **overrides}
-    tried = spaces.of_decoding(methods, ready, fixed)
+    tried = spaces.build_decoding_spaces(methods, ready, fixed)
     metrics = tuple((asked["metric"] or ready.metric or "bleu").split(","))
     for metric in metrics:
         if metric not in METRICS:
             raise UsageError(unknown_choice("metric", metric, METRICS))
     search = one_of("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
-    count = spaces.size_of_grid(tried) if search == "grid" else asked["samples"] or SAMPLES
-    name = label or sweeps.new_name(f"decode-{of.name}"[:60])
+    count = spaces.count_grid_points(tried) if search == "grid" else asked["samples"] or SAMPLES
+    name = label or sweeps.new_sweep_name(f"decode-{of.name}"[:60])
     return begin(
         name,
         kind="decoding",

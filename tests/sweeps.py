@@ -16,22 +16,22 @@ def make(name="s", **fields):
     space = given.pop("space", {"dummy": SPACE})
     found = sweep.Sweep(
         name=name,
-        folder=sweep.folder_of_sweeps() / name,
+        folder=sweep.sweeps_folder() / name,
         spaces={v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in space.items()},
         **given,
     )
     found.write()
-    return sweep.read(found.folder)
+    return sweep.read_sweep(found.folder)
 
 
 def asked(found):
     """All that a sweep asks for from now on."""
     drawn = []
-    while (one := found.ask()) is not None:
+    while (one := found.suggest_trial()) is not None:
         drawn.append(one)
     return drawn
 
 
-def amend(folder, **overrides):
+def update_run(folder, **overrides):
     """What a sweep's tracker does at once: it changes what a run's folder says."""
     return read_run(folder).update(**overrides)

@@ -15,7 +15,7 @@ from attune.platform.evaluation.evaluate import evaluate
 from attune.platform.runs.model import load_model_once
 from attune.platform.runs.record import Run, find_run
 from attune.platform.services import cluster
-from attune.platform.tuning.sweep import ENDED, Sweep
+from attune.platform.tuning.sweep import END_STATE, Sweep
 
 Show = Callable[[str, int], None]
 
@@ -54,17 +54,17 @@ def check(run: Run) -> None:
 
 def run(sweep: Sweep, show: Show) -> Sweep:
     """Answer and measure until all was tried; what was measured before is kept."""
-    with sweep.alone():
+    with sweep.lock():
         sweep.stop_file.unlink(missing_ok=True)
-        sweep.mend()
+        sweep.recover_unreported_trials()
         return _run(sweep.update(status="running", **current_job()), show)
 
 
 def _run(sweep: Sweep, show: Show) -> Sweep:
     of = find_run(sweep.asked["run"])
-    sweep.fill_grid()
-    told = {trial.number for trial in sweep.trials() if ENDED in trial.user_attrs}
-    left = [trial.number for trial in sweep.trials() if trial.number not in told]
+    sweep.enqueue_grid()
+    told = {trial.number for trial in sweep.get_trials() if END_STATE in trial.user_attrs}
+    left = [trial.number for trial in sweep.get_trials() if trial.number not in told]
     cluster.connect()
     import ray
 
@@ -75,7 +75,7 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
         while batch := _next(sweep, left, most):
             tasks = [_trial(sweep, of, number) for number in batch]
             for number, metrics in cluster.run_tasks(measured, tasks):
-                sweep.tell(number, "finished", "", metrics)
+                sweep.record_result(number, "finished", "", metrics)
                 told.add(number)
                 show(_line(sweep, number, metrics), len(told))
                 if sweep.stop_file.exists():
@@ -87,13 +87,13 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
 
 def _next(sweep: Sweep, left: list[int], most: int) -> list[int]:
     found = [left.pop(0) for _ in range(min(most, len(left)))]
-    while len(found) < most and (asked := sweep.ask()) is not None:
+    while len(found) < most and (asked := sweep.suggest_trial()) is not None:
         found.append(asked[0])
     return found
 
 
 def _trial(sweep: Sweep, of: Run, number: int) -> Trial:
-    kept = sweep.frozen(number).user_attrs
+    kept = sweep.get_trial(number).user_attrs
     return Trial(
         number=number,
         model=str(of.model),
@@ -105,7 +105,7 @@ def _trial(sweep: Sweep, of: Run, number: int) -> Trial:
 
 
 def _line(sweep: Sweep, number: int, metrics: dict[str, float]) -> str:
-    kept = sweep.frozen(number).user_attrs
+    kept = sweep.get_trial(number).user_attrs
     shown = " ".join(f"{name} {metrics[name]:.4g}" for name in sweep.metrics if name in metrics)
     settings = " ".join(
         f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in kept["settings"].items()

@@ -28,10 +28,10 @@ from attune.platform.tuning import schedulers
 from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.sweep import Sweep
 from attune.platform.tuning.tracker import Tracker
-from attune.platform.tuning.trial import TASK, trial
-from attune.platform.tuning.trial_manager import RETRIES, Keeper, Show
+from attune.platform.tuning.trial import TASK, train_trial
+from attune.platform.tuning.trial_manager import RETRIES, Show, TrialManager
 
-KEPT_CHECKPOINTS = 4
+CHECKPOINTS_PER_MEMBER = 4
 """Of each member of a population, so that one is there as long as another may take it over."""
 
 ENVIRONMENT = {
@@ -50,28 +50,30 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
     if sweep.run_id is None:  # better to hear now that there is no store than from each trial
         with tracking.opened(next(iter(sweep.spaces))):
             pass
-    with sweep.alone():
+    with sweep.lock():
         sweep.stop_file.unlink(missing_ok=True)
-        sweep.mend()
+        sweep.recover_unreported_trials()
         sweep = sweep.update(status="running", **current_job())
-        sweep.fill_grid()
+        sweep.enqueue_grid()
         # Only PBT draws from these; every other draw is seeded by its trial's number.
         random.seed(sweep.seed)
         np.random.seed(sweep.seed)
         cluster.connect()
-        with Tracker() as tracker, _interruptible(sweep, show):
-            keeper = Keeper(sweep, tracker, show)
-            _fit(sweep, keeper)
-            while keeper.queue and not keeper.stopping:  # who is to begin again after all others
-                _fit(sweep, keeper)
-            ended = keeper.finish()
-    if keeper.problem:
-        raise UsageError(keeper.problem)
+        with Tracker() as tracker, _stop_on_signal(sweep, show):
+            manager = TrialManager(sweep, tracker, show)
+            _fit(sweep, manager)
+            while (
+                manager.queue and not manager.stop_reason
+            ):  # who is to begin again after all others
+                _fit(sweep, manager)
+            ended = manager.finish()
+    if manager.problem:
+        raise UsageError(manager.problem)
     return ended
 
 
 @contextmanager
-def _interruptible(sweep: Sweep, show: Show) -> Iterator[None]:
+def _stop_on_signal(sweep: Sweep, show: Show) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM asks for a stop, the second is obeyed at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -91,41 +93,41 @@ def _interruptible(sweep: Sweep, show: Show) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _fit(sweep: Sweep, keeper: Keeper) -> None:
+def _fit(sweep: Sweep, manager: TrialManager) -> None:
     population = sweep.scheduler == "pbt"
-    at_once, resources = _room(sweep, keeper)
-    tasks = [dataclasses.asdict(task) for task in keeper.population()] if population else []
+    at_once, resources = _plan_resources(sweep, manager)
+    tasks = [dataclasses.asdict(task) for task in manager.create_population()] if population else []
     if population and not tasks:
         return
     one_metric = len(sweep.metrics) == 1 and sweep.scheduler != "none"
-    mode = "max" if sweeps.more_is_better(sweep.metrics[0]) else "min"
+    mode = "max" if sweeps.is_maximized(sweep.metrics[0]) else "min"
     tuner = tune.Tuner(
-        tune.with_resources(trial, resources),
+        tune.with_resources(train_trial, resources),
         # A population is known from the start; any other trial is asked for when there is room.
         param_space={TASK: tune.grid_search(tasks)} if population else {},
         tune_config=tune.TuneConfig(
             metric=sweep.metrics[0] if one_metric else None,
             mode=mode if one_metric else None,
-            search_alg=None if population else _Asker(keeper),
-            scheduler=schedulers.of(sweep),
+            search_alg=None if population else SweepSearcher(manager),
+            scheduler=schedulers.build_scheduler(sweep),
             num_samples=1 if population else -1,
             max_concurrent_trials=None if population else at_once,
             reuse_actors=sweep.workers == 1,
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name=f"tune-{os.getpid()}-{sum(keeper.restarts.values())}",
+            name=f"tune-{os.getpid()}-{sum(manager.restarts.values())}",
             storage_path=str(sweep.folder / "ray"),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=KEPT_CHECKPOINTS),
-            callbacks=[keeper, _Silent()],
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=CHECKPOINTS_PER_MEMBER),
+            callbacks=[manager, SilentProgressCallback()],
             verbose=0,
         ),
     )
     tuner.fit()
 
 
-def _room(sweep: Sweep, keeper: Keeper) -> tuple[int, Any]:
+def _plan_resources(sweep: Sweep, manager: TrialManager) -> tuple[int, Any]:
     """How many trials at once, and what each takes of the cluster."""
     import ray
 
@@ -133,44 +135,45 @@ def _room(sweep: Sweep, keeper: Keeper) -> tuple[int, Any]:
     at_once, whole = cluster.room(sweep.workers, wanted)
     cores: float = whole
     if sweep.workers > 1:
-        keeper.cores = cores
+        manager.cores = cores
         # Ray Train asks for the workers' cores itself; a driver that took some, too, could wait for
         # ever. Tune wants it to take something: a byte.
         return at_once, tune.PlacementGroupFactory([{"memory": 1.0}])
     if sweep.concurrent and sweep.concurrent > at_once:  # more than cores: each gets a part of one
         cores = int(1000 * ray.cluster_resources()["CPU"] / sweep.concurrent) / 1000
         at_once = sweep.concurrent
-    keeper.cores = cores
+    manager.cores = cores
     gpus = ray.cluster_resources().get("GPU", 0)
     bundle = {"CPU": cores, **({"GPU": min(1.0, gpus / at_once)} if gpus else {})}
     return at_once, tune.PlacementGroupFactory([bundle])
 
 
-class _Asker(Searcher):
+class SweepSearcher(Searcher):
     """Tune's questions for the next trial, answered from the sweep's own search."""
 
-    def __init__(self, keeper: Keeper):
+    def __init__(self, manager: TrialManager):
         super().__init__()
-        self.keeper = keeper
+        self.manager = manager
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune keeps a copy to restore from, which we never do
 
     def suggest(self, trial_id: str) -> Any:
-        if (task := self.keeper.next()) is not None:
+        """Return the next task; None makes Tune ask again, FINISHED ends the search."""
+        if (task := self.manager.next_task()) is not None:
             return {TASK: dataclasses.asdict(task)}
-        return None if self.keeper.waits else self.FINISHED  # None: Tune asks again
+        return None if self.manager.waits else self.FINISHED  # None: Tune asks again
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        pass
+        """Do nothing: the trial manager records how trials end."""
 
     def save(self, checkpoint_path: str) -> None:
-        pass
+        """Do nothing: the search is kept in the sweep's folder."""
 
 
-class _Silent(TrialProgressCallback):
+class SilentProgressCallback(TrialProgressCallback):
     """Tune's own, which prints to stdout of trials that had no look before their end, however
     silent it is asked to be; stdout is `--json`'s."""
 

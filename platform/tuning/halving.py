@@ -14,18 +14,18 @@ goes on from its checkpoint.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-KEPT_OF = 3
+REDUCTION_FACTOR = 3
 """One of so many goes on; rungs are as many times apart."""
-COHORT = KEPT_OF**3
+MIN_COHORT = REDUCTION_FACTOR**3
 """So many must have come to a rung before somebody goes on while others could still begin. Of three
 the best is among the best five of sixteen in seven of ten cases only; who was let on in vain
 costs as much as several first looks."""
-FIRST = 1
+FIRST_RUNG = 1
 """The look that is the first rung."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Climber:
+class TrialProgress:
     """A trial, as far as it came."""
 
     number: int
@@ -44,46 +44,46 @@ class Climber:
         return not self.ended and len(self.costs) >= self.rung
 
 
-def above(climber: Climber) -> int:
+def next_rung(trial: TrialProgress) -> int:
     """The next rung; it may have come past some already."""
-    rung = climber.rung
-    while rung <= len(climber.costs):
-        rung *= KEPT_OF
+    rung = trial.rung
+    while rung <= len(trial.costs):
+        rung *= REDUCTION_FACTOR
     return rung
 
 
-def best_to_go_on(
-    climbers: Sequence[Climber], least: int = 1, highest: bool = False
-) -> Climber | None:
+def select_promotion(
+    trials: Sequence[TrialProgress], min_group: int = 1, highest_first: bool = False
+) -> TrialProgress | None:
     """Who waits among the best third that came to its rung, which at least so many have. The lowest
     rung comes first, since the higher ones are filled from it, unless there is little time."""
-    groups = list(_by_rung(climbers))
-    for rung, group in reversed(groups) if highest else groups:
-        for climber in group[: len(group) // KEPT_OF] if len(group) >= least else ():
-            if climber.waits and climber.rung == rung:
-                return climber
+    groups = list(_group_by_rung(trials))
+    for rung, group in reversed(groups) if highest_first else groups:
+        for trial in group[: len(group) // REDUCTION_FACTOR] if len(group) >= min_group else ():
+            if trial.waits and trial.rung == rung:
+                return trial
     return None
 
 
-def best_of_the_last(climbers: Sequence[Climber]) -> Climber | None:
+def select_finalist(trials: Sequence[TrialProgress]) -> TrialProgress | None:
     """The best of the highest rung that is better than whoever has finished of its variant was
     there: two trials have no best third, and somebody must come to the end."""
-    for rung, group in reversed(list(_by_rung(climbers))):
-        for climber in group:
-            if climber.finished:
+    for rung, group in reversed(list(_group_by_rung(trials))):
+        for trial in group:
+            if trial.finished:
                 break
-            if climber.waits and climber.rung == rung:
-                return climber
+            if trial.waits and trial.rung == rung:
+                return trial
     return None
 
 
-def _by_rung(climbers: Sequence[Climber]) -> Iterator[tuple[int, list[Climber]]]:
+def _group_by_rung(trials: Sequence[TrialProgress]) -> Iterator[tuple[int, list[TrialProgress]]]:
     """For each rung, the lowest first, those of each variant that came to it, the best first. A
     variant is held against itself: one that learns slowly would never come to its best beside
     others."""
-    for rung in sorted({climber.rung for climber in climbers}):
-        came = [climber for climber in climbers if len(climber.costs) >= rung]
-        came.sort(key=lambda climber: (climber.costs[rung - 1], climber.number))
-        for variant in dict.fromkeys(climber.variant for climber in climbers):
-            if group := [climber for climber in came if climber.variant == variant]:
+    for rung in sorted({trial.rung for trial in trials}):
+        came = [trial for trial in trials if len(trial.costs) >= rung]
+        came.sort(key=lambda trial: (trial.costs[rung - 1], trial.number))
+        for variant in dict.fromkeys(trial.variant for trial in trials):
+            if group := [trial for trial in came if trial.variant == variant]:
                 yield rung, group

@@ -20,16 +20,16 @@ from attune.platform.core.errors import UsageError, unknown_choice
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import Run
 from attune.platform.tuning.sweep import (
-    CHOSEN,
-    ENDED,
-    LOOKS,
+    END_STATE,
     METRICS,
     REASON,
     RUNS,
     SETTINGS,
+    SPACE_NAME,
+    VALIDATIONS,
     Sweep,
-    more_is_better,
-    value_of,
+    is_maximized,
+    metric_value,
 )
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 TABLE, PAGE, SUMMARY, AGAINST = "trials.csv", "report.html", "summary.json", "against.png"
-LEAST = 5
+MIN_TRIALS = 5
 """Trials without which a share of the variance says nothing."""
-SURE = 0.95
+CONFIDENCE = 0.95
 """Of an interval."""
-ABREAST = 4
+PANELS_PER_ROW = 4
 """Panels of a picture beside each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repeated:
+class SeedStatistics:
     """A configuration over several seeds."""
 
     trial: int
@@ -59,10 +59,10 @@ class Repeated:
     high: float
 
 
-def table(sweep: Sweep) -> pl.DataFrame:
+def build_table(sweep: Sweep) -> pl.DataFrame:
     """A row for each trial, the best first, those that did not finish last."""
-    waiting = {each.number for each in sweep.climbers() if each.waits}
-    rows = [_row(sweep, trial, trial.number in waiting) for trial in sweep.trials()]
+    waiting = {each.number for each in sweep.collect_progress() if each.waits}
+    rows = [_build_row(sweep, trial, trial.number in waiting) for trial in sweep.get_trials()]
     names = list(dict.fromkeys(name for row in rows for name in row))
     frame = pl.DataFrame([{name: row.get(name) for name in names} for row in rows], strict=False)
     if frame.is_empty():
@@ -71,112 +71,119 @@ def table(sweep: Sweep) -> pl.DataFrame:
     frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None))
     frame = frame.with_columns(_late=pl.col("ended") != "finished")
     by = ["_late", *([first] if first in frame.columns else []), "trial"]
-    down = [name == first and more_is_better(first) for name in by]
+    down = [name == first and is_maximized(first) for name in by]
     return frame.sort(by, descending=down, nulls_last=True).drop("_late")
 
 
-def _row(sweep: Sweep, trial: "FrozenTrial", waits: bool) -> dict[str, Any]:
+def _build_row(sweep: Sweep, trial: "FrozenTrial", waits: bool) -> dict[str, Any]:
     kept = trial.user_attrs
-    runs = sweep.runs_of(trial)
+    runs = sweep.load_runs(trial)
     return {
         "trial": trial.number,
-        _chosen(sweep): kept[CHOSEN],
+        _space_column(sweep): kept[SPACE_NAME],
         **kept[SETTINGS],
-        **{name: value_of(kept.get(METRICS, {}), name) for name in _columns(sweep, kept)},
+        **{
+            name: metric_value(kept.get(METRICS, {}), name) for name in _metric_columns(sweep, kept)
+        },
         "steps": sum(run.result.get("steps", 0) for run in runs) if runs else None,
-        **(_counts(runs[0]) if runs else {}),
-        "ended": kept.get(ENDED) or ("waits" if waits else "interrupted"),
+        **(_sample_counts(runs[0]) if runs else {}),
+        "ended": kept.get(END_STATE) or ("waits" if waits else "interrupted"),
         "reason": kept.get(REASON, ""),
         "runs": " ".join(kept.get(RUNS, ())),
     }
 
 
-def _chosen(sweep: Sweep) -> str:
+def _space_column(sweep: Sweep) -> str:
     return "variant" if sweep.kind == "training" else "decode"
 
 
-def _counts(run: Run) -> dict[str, int]:
+def _sample_counts(run: Run) -> dict[str, int]:
     """What a run learned from, which thresholds decide."""
     return {f"samples_{name}": count for name, count in run.result.get("samples", {}).items()}
 
 
-def _columns(sweep: Sweep, kept: Mapping[str, Any]) -> list[str]:
+def _metric_columns(sweep: Sweep, kept: Mapping[str, Any]) -> list[str]:
     """The metrics that decide come first."""
     others = sorted(set(kept.get(METRICS, {})) - set(sweep.metrics))
     return [*sweep.metrics, *others]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparableTrials:
     """Trials that can be held against each other, all with a value."""
 
     trials: "list[FrozenTrial]"
-    look: int | None
+    validation: int | None
     """The look at valid that the values are of; None where they are of whole trials."""
 
     def __str__(self) -> str:
-        if self.look is None:
+        if self.validation is None:
             return f"among the {len(self.trials)} trials that finished"
         return (
-            f"among the {len(self.trials)} trials that came to look {self.look}, as they were then"
+            f"among the {len(self.trials)} trials that reached validation {self.validation}, "
+            f"at that validation"
         )
 
 
-def compared(sweep: Sweep) -> Compared:
+def select_comparable(sweep: Sweep) -> ComparableTrials:
     """The trials that finished; or where more than half did not, all that came as far as half of
     them did, since what those few show that were let through is not what the settings do."""
     known = [t for t in sweep.study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
-    tried = [t for t in sweep.trials() if t.user_attrs.get(ENDED) not in ("failed", "diverged")]
-    lengths = sorted((len(trial.user_attrs.get(LOOKS, ())) for trial in tried), reverse=True)
+    tried = [
+        t for t in sweep.get_trials() if t.user_attrs.get(END_STATE) not in ("failed", "diverged")
+    ]
+    lengths = sorted((len(trial.user_attrs.get(VALIDATIONS, ())) for trial in tried), reverse=True)
     half = lengths[(len(lengths) - 1) // 2] if lengths else 0
     if 2 * len(known) >= len(tried) or not half or len(sweep.metrics) > 1:
-        return Compared(trials=known, look=None)
-    return Compared(trials=[t for trial in tried if (t := _at(trial, half))], look=half)
-
-
-def _at(trial: "FrozenTrial", look: int) -> "FrozenTrial | None":
-    """A trial as if it had ended at a look, if it came so far."""
-    from optuna.trial import create_trial
-
-    values = trial.user_attrs.get(LOOKS, ())
-    if len(values) < look:
-        return None
-    return create_trial(
-        params=trial.params, distributions=trial.distributions, value=values[look - 1]
+        return ComparableTrials(trials=known, validation=None)
+    return ComparableTrials(
+        trials=[t for trial in tried if (t := _truncate(trial, half))], validation=half
     )
 
 
-def importances(sweep: Sweep, place: int = 0) -> dict[str, float]:
+def _truncate(trial: "FrozenTrial", validation: int) -> "FrozenTrial | None":
+    """A trial as if it had ended at a look, if it came so far."""
+    from optuna.trial import create_trial
+
+    values = trial.user_attrs.get(VALIDATIONS, ())
+    if len(values) < validation:
+        return None
+    return create_trial(
+        params=trial.params, distributions=trial.distributions, value=values[validation - 1]
+    )
+
+
+def compute_importances(sweep: Sweep, place: int = 0) -> dict[str, float]:
     """How much of a metric's variance each setting accounts for (fANOVA), the greatest first; empty
     where there are too few trials to say, or all are alike."""
     import optuna
 
-    trials = compared(sweep).trials
-    if len(trials) < LEAST:
+    trials = select_comparable(sweep).trials
+    if len(trials) < MIN_TRIALS:
         return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = optuna.importance.get_param_importances(
-                _of(sweep, trials),
+            shares = optuna.importance.get_param_importances(
+                _build_study(sweep, trials),
                 evaluator=optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed),
-                target=_target(place),
+                target=_objective(place),
             )
         except (ValueError, RuntimeError):
             return {}
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in shares.items()}
 
 
-def _target(place: int) -> "Callable[[FrozenTrial], float]":
+def _objective(place: int) -> "Callable[[FrozenTrial], float]":
     return lambda trial: float(trial.values[place])
 
 
-def saved(sweep: Sweep) -> dict[str, float] | None:
+def compute_savings(sweep: Sweep) -> dict[str, float] | None:
     """How many steps were saved, had every trial been trained as long as those that finished, and
     all by itself; None where there is nothing to compare."""
     ended: dict[str, list[Run]] = {"finished": [], "stopped early": []}
-    for trial in sweep.trials():
-        ended.get(trial.user_attrs.get(ENDED, ""), []).extend(sweep.runs_of(trial))
+    for trial in sweep.get_trials():
+        ended.get(trial.user_attrs.get(END_STATE, ""), []).extend(sweep.load_runs(trial))
     runs = [run for some in ended.values() for run in some]
     whole = [run.result.get("steps", 0) for run in ended["finished"]]
     done = sum(run.result.get("steps", 0) - run.shared_steps for run in runs)
@@ -186,53 +193,57 @@ def saved(sweep: Sweep) -> dict[str, float] | None:
     return {"steps": done, "steps_of_full_runs": full, "times_fewer": full / done}
 
 
-def repeated(trial: int, config: dict[str, Any], runs: Sequence[Run], metric: str) -> Repeated:
+def summarize_seeds(
+    trial: int, config: dict[str, Any], runs: Sequence[Run], metric: str
+) -> SeedStatistics:
     """Mean, deviation and the interval that holds the mean in 95 of 100 cases (Student's t)."""
     from scipy import stats
 
-    values = [value_of(run.result.get("metrics", {}), metric) for run in runs]
+    values = [metric_value(run.result.get("metrics", {}), metric) for run in runs]
     mean, count = statistics.fmean(values), len(values)
     std = statistics.stdev(values) if count > 1 else math.nan
     reach = (
-        stats.t.ppf((1 + SURE) / 2, count - 1) * std / math.sqrt(count) if count > 1 else math.nan
+        stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * std / math.sqrt(count)
+        if count > 1
+        else math.nan
     )
-    return Repeated(
+    return SeedStatistics(
         trial=trial, config=config, runs=[run.name for run in runs], mean=mean, std=std,
         low=mean - reach, high=mean + reach,
     )  # fmt: skip
 
 
-def write(
+def write_report(
     sweep: Sweep, folder: Path, surface: tuple[str, str] | None = None,
-    again: Sequence[Repeated] = (),
+    again: Sequence[SeedStatistics] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Write table, summary and pictures into a folder, which appears whole; returns the summary."""
-    check(sweep, folder, surface)
+    check_report(sweep, folder, surface)
     folder = folder.resolve()  # `.` has no name
     making = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
-    frame = table(sweep)
+    frame = build_table(sweep)
     frame.write_csv(making / TABLE)
     summary = {
-        **sweep.described(),
-        "importances": importances(sweep),
-        "compared": str(compared(sweep)),
-        "saved": saved(sweep),
+        **sweep.summarize(),
+        "importances": compute_importances(sweep),
+        "compared": str(select_comparable(sweep)),
+        "saved": compute_savings(sweep),
         "repeated": [vars(each) for each in again],
     }
     (making / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna's, that its pictures are experimental
-        _write_pictures(sweep, making, surface)
-        _write_against(sweep, frame, making / AGAINST)
+        _write_figures(sweep, making, surface)
+        _write_dependence(sweep, frame, making / AGAINST)
         _write_page(sweep, making / PAGE, frame, summary, surface)
     shutil.rmtree(folder, ignore_errors=True)
     making.replace(folder)
     return summary
 
 
-def check(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
+def check_report(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
     """What a report can be written of, and where to: it takes the place of an earlier one, and of
     nothing else."""
     report = (folder / SUMMARY).is_file() or not folder.exists()
@@ -240,30 +251,30 @@ def check(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
         raise UsageError(
             f"--out '{folder}' is there already, and no report: name a folder that is new"
         )
-    known = {name for trial in sweep.trials() for name in trial.params}
+    known = {name for trial in sweep.get_trials() for name in trial.params}
     for name in surface or ():
         if name not in known:
             raise UsageError(f"--surface: {unknown_choice('setting', name, known)}")
 
 
-def _drawings(
+def _draw_figures(
     sweep: Sweep, pictures: Any, surface: tuple[str, str] | None
 ) -> Iterator[tuple[str, str, Any]]:
     """Name, title and picture, of either of Optuna's two kinds. Those that there is not enough for
     are left out."""
     import optuna
 
-    whom = compared(sweep)
+    whom = select_comparable(sweep)
     done = whom.trials
     if not done:
         return
-    study = _of(sweep, done)
+    study = _build_study(sweep, done)
     settings = sorted({name for trial in done for name in trial.params})
     varied = [name for name in settings if len({trial.params.get(name) for trial in done}) > 1]
     names = [metric.removeprefix("valid_").replace("_", " ") for metric in sweep.metrics]
-    labels = [f"{name} after look {whom.look}" if whom.look else name for name in names]
+    labels = [f"{name} after look {whom.validation}" if whom.validation else name for name in names]
     for place, label in enumerate(labels):
-        draw = functools.partial(_draw, study, target=_target(place), target_name=label)
+        draw = functools.partial(_draw, study, target=_objective(place), target_name=label)
         ending = "" if place == 0 else f"-{place + 1}"
         if varied:
             drawn = draw(pictures.plot_slice, params=varied)
@@ -279,34 +290,34 @@ def _drawings(
         if surface:
             drawn = draw(pictures.plot_contour, params=list(surface))
             yield f"surface{ending}", f"{label} over {' and '.join(surface)}", drawn
-        if importances(sweep, place):
+        if compute_importances(sweep, place):
             evaluator = optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed)
             drawn = draw(pictures.plot_param_importances, evaluator=evaluator)
             yield f"importances{ending}", f"what {label} depends on", drawn
-    looked = [_with_looks(sweep, trial) for trial in sweep.trials()]
-    if any(len(trial.intermediate_values) > 1 for trial in looked):
-        drawn = _draw(_of(sweep, looked), pictures.plot_intermediate_values)
-        yield "looks", f"{names[0]} by step, of the trials that were stopped, too", drawn
+    trials = [_with_validations(sweep, trial) for trial in sweep.get_trials()]
+    if any(len(trial.intermediate_values) > 1 for trial in trials):
+        drawn = _draw(_build_study(sweep, trials), pictures.plot_intermediate_values)
+        yield "validations", f"{names[0]} by step, of the trials that were stopped, too", drawn
     if len(sweep.metrics) == 2:
         front = pictures.plot_pareto_front(study, target_names=labels)
         yield "front", " against ".join(labels), front
 
 
-def _with_looks(sweep: Sweep, trial: "FrozenTrial") -> "FrozenTrial":
+def _with_validations(sweep: Sweep, trial: "FrozenTrial") -> "FrozenTrial":
     """A trial with its first metric by step, as its (first) run has logged it."""
-    lines = [line for run in sweep.runs_of(trial)[:1] for line in read_metrics(run.metrics_file)]
-    name, looked = sweep.metrics[0], copy.copy(trial)
-    looked.intermediate_values = {
+    lines = [line for run in sweep.load_runs(trial)[:1] for line in read_metrics(run.metrics_file)]
+    name, copied = sweep.metrics[0], copy.copy(trial)
+    copied.intermediate_values = {
         line["step"]: line["metrics"][name] for line in lines if name in line["metrics"]
     }
-    return looked
+    return copied
 
 
-def _draw(study: "Study", picture: Callable[..., Any], **given: Any) -> Any:
-    return picture(study, **given)
+def _draw(study: "Study", picture: Callable[..., Any], **options: Any) -> Any:
+    return picture(study, **options)
 
 
-def _of(sweep: Sweep, trials: "Sequence[FrozenTrial]") -> "Study":
+def _build_study(sweep: Sweep, trials: "Sequence[FrozenTrial]") -> "Study":
     """A study of those trials alone: pictures warn of others, and leave them out."""
     import optuna
 
@@ -315,7 +326,7 @@ def _of(sweep: Sweep, trials: "Sequence[FrozenTrial]") -> "Study":
     return study
 
 
-def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
+def _write_figures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -324,7 +335,7 @@ def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None)
     from matplotlib.ticker import NullFormatter
     from optuna.visualization import matplotlib as pictures
 
-    for name, title, drawn in _drawings(sweep, pictures, surface):
+    for name, title, drawn in _draw_figures(sweep, pictures, surface):
         axes: Axes = np.ravel(drawn)[0]
         figure = axes.get_figure(root=True)
         assert figure is not None
@@ -338,35 +349,38 @@ def _write_pictures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None)
         plt.close("all")
 
 
-def only_setting(sweep: Sweep, done: pl.DataFrame) -> str | None:
+def find_only_setting(sweep: Sweep, done: pl.DataFrame) -> str | None:
     """The setting that alone was varied, if it was one."""
-    tried = {_chosen(sweep), *(n for trial in sweep.trials() for n in trial.user_attrs[SETTINGS])}
+    tried = {
+        _space_column(sweep),
+        *(n for trial in sweep.get_trials() for n in trial.user_attrs[SETTINGS]),
+    }
     varied = [name for name in sorted(tried) if done[name].n_unique() > 1]
     return varied[0] if len(varied) == 1 else None
 
 
-def panels(sweep: Sweep, done: pl.DataFrame) -> dict[str, dict[str, str]]:
+def build_panels(sweep: Sweep, done: pl.DataFrame) -> dict[str, dict[str, str]]:
     """What to draw against a setting: by title, labels and columns of the table."""
     counted = [n for n in done.columns if n.startswith("samples_") and done[n].n_unique() > 1]
     counts = {name.removeprefix("samples_"): name for name in counted}
-    measured = [name for name in done.columns if name in sweep.metrics or more_is_better(name)]
+    measured = [name for name in done.columns if name in sweep.metrics or is_maximized(name)]
     titles = {name.removeprefix("valid_").replace("_", " "): name for name in measured}
     each = {title: {title: name} for title, name in titles.items()}
     return {"samples": counts, **each} if counts else each
 
 
-def _write_against(sweep: Sweep, frame: pl.DataFrame, path: Path) -> None:
+def _write_dependence(sweep: Sweep, frame: pl.DataFrame, path: Path) -> None:
     """Where one setting alone was varied: all that was counted and measured, against it."""
     if frame.is_empty():
         return
     done = frame.filter(pl.col("ended") == "finished")
-    setting = only_setting(sweep, done)
+    setting = find_only_setting(sweep, done)
     if setting is None:
         return
     from matplotlib import pyplot as plt
 
-    done, drawn = done.sort(setting), panels(sweep, done)
-    wide = min(ABREAST, len(drawn))
+    done, drawn = done.sort(setting), build_panels(sweep, done)
+    wide = min(PANELS_PER_ROW, len(drawn))
     high = math.ceil(len(drawn) / wide)
     with plt.style.context("default"):  # Optuna's pictures have changed it
         figure = plt.figure(figsize=(3.2 * wide, 2.8 * high), layout="constrained")
@@ -393,19 +407,21 @@ def _write_page(
 
     parts = [f"<h1>{escape(sweep.name)}</h1>", f"<p><code>{escape(sweep.command)}</code></p>"]
     if (less := summary["saved"]) is not None:
-        parts.append(f"<p>{escape(saving(less))}</p>")
+        parts.append(f"<p>{escape(format_savings(less))}</p>")
     for each in summary["repeated"]:
-        parts.append(f"<p>{escape(in_words(each))}</p>")
+        parts.append(f"<p>{escape(format_seeds(each))}</p>")
     parts.append(f"<p>Settings are compared {escape(summary['compared'])}.</p>")
     if (one := path.with_name(AGAINST)).is_file():
         picture = base64.b64encode(one.read_bytes()).decode()
         parts.append(f'<img src="data:image/png;base64,{picture}">')
     script: bool = True
-    for _, title, figure in _drawings(sweep, visualization, surface):
+    for _, title, figure in _draw_figures(sweep, visualization, surface):
         figure.update_layout(title=title)
         parts.append(to_html(figure, full_html=False, include_plotlyjs=script))
         script = False
-    rows = ("".join(f"<td>{escape(_cell(value))}</td>" for value in row) for row in frame.rows())
+    rows = (
+        "".join(f"<td>{escape(_format_cell(value))}</td>" for value in row) for row in frame.rows()
+    )
     head = "".join(f"<th>{escape(name)}</th>" for name in frame.columns)
     parts.append(f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>")
     style = (
@@ -419,7 +435,7 @@ def _write_page(
     path.write_text(page, encoding="utf-8")
 
 
-def saving(less: Mapping[str, float]) -> str:
+def format_savings(less: Mapping[str, float]) -> str:
     """What stopping early has saved, in words."""
     return (
         f"{less['steps']:,.0f} steps instead of the {less['steps_of_full_runs']:,.0f} of full "
@@ -427,16 +443,16 @@ def saving(less: Mapping[str, float]) -> str:
     )
 
 
-def in_words(each: Mapping[str, Any]) -> str:
+def format_seeds(each: Mapping[str, Any]) -> str:
     """A configuration over several seeds."""
     return (
         f"trial {each['trial']} with {len(each['runs'])} seeds: {each['mean']:.4g} "
         f"± {each['std']:.3g} (the mean is within {each['low']:.4g} and {each['high']:.4g} with "
-        f"{SURE:.0%})"
+        f"{CONFIDENCE:.0%})"
     )
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -18,16 +18,17 @@ from attune.platform.core.errors import UsageError
 from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.spaces import Space
 from attune.platform.tuning.sweep import Sweep
-from attune.platform.tuning.trial import LOOK, TASK
+from attune.platform.tuning.trial import TASK, VALIDATION
 
 NEVER: Any = np.inf
 """The median rule would let trials take turns while there are few: each goes on instead."""
 
 
-def check(scheduler: str, search: str, metrics: tuple[str, ...], spaces: Mapping[str, Space],
-          workers: int) -> None:  # fmt: skip
-    """What does not go together, told before anything begins."""
-    late = [m for m in metrics if m.removeprefix("valid_") in sweeps.AT_THE_END]
+def check_compatibility(
+    scheduler: str, search: str, metrics: tuple[str, ...], spaces: Mapping[str, Space], workers: int
+) -> None:
+    """Refuse options that do not work together, before anything is started."""
+    late = [m for m in metrics if m.removeprefix("valid_") in sweeps.FINAL_METRICS]
     if scheduler != "none" and (len(metrics) > 1 or late):
         what = "two metrics" if len(metrics) > 1 else f"{late[0].removeprefix('valid_')}"
         raise UsageError(
@@ -49,33 +50,35 @@ def check(scheduler: str, search: str, metrics: tuple[str, ...], spaces: Mapping
             raise UsageError(f"--scheduler pbt {why}")
 
 
-def of(sweep: Sweep) -> TrialScheduler:
+def build_scheduler(sweep: Sweep) -> TrialScheduler:
     """Ray Tune's part of it, which is none where trials are halved or nobody is stopped."""
     if sweep.scheduler == "median":
-        return Median(time_attr=LOOK, grace_period=1, min_time_slice=NEVER)
+        return MedianScheduler(time_attr=VALIDATION, grace_period=1, min_time_slice=NEVER)
     if sweep.scheduler == "pbt":
-        [space] = sweep.tried.values()
-        return Population({key: tried for key, tried in space.items() if isinstance(tried, Range)})
+        [space] = sweep.search_spaces.values()
+        return PopulationScheduler(
+            {key: dimension for key, dimension in space.items() if isinstance(dimension, Range)}
+        )
     return FIFOScheduler()
 
 
-class Median(MedianStoppingRule):
+class MedianScheduler(MedianStoppingRule):
     """Tune's, which trips over trials that ended before their first look."""
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         """Tune's own, for those that had one."""
-        if LOOK in result:
+        if VALIDATION in result:
             super().on_trial_complete(tune_controller, trial, result)
 
 
-class Population(PopulationBasedTraining):
+class PopulationScheduler(PopulationBasedTraining):
     """Tune's, in which a member would take over the other's number and folder too. All members wait
     for each other at a look, so that who takes over from whom does not hang on the machine."""
 
     def __init__(self, ranges: Mapping[str, Range]):
         self.ranges = ranges
         super().__init__(
-            time_attr=LOOK,
+            time_attr=VALIDATION,
             perturbation_interval=1,
             hyperparam_mutations={TASK: {"settings": {k: _domain(v) for k, v in ranges.items()}}},
             require_attrs=False,
@@ -85,14 +88,14 @@ class Population(PopulationBasedTraining):
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         """Tune's would let the others wait for ever for a member that ended before its look."""
         super().on_trial_complete(tune_controller, trial, result)
-        self._no_longer_wait(tune_controller, trial)
+        self._advance_sync_point(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """As when it ends by itself."""
         super().on_trial_error(tune_controller, trial)
-        self._no_longer_wait(tune_controller, trial)
+        self._advance_sync_point(tune_controller, trial)
 
-    def _no_longer_wait(self, tune_controller: Any, ended: Any) -> None:
+    def _advance_sync_point(self, tune_controller: Any, ended: Any) -> None:
         """Tune still counts who has just ended among the living."""
         others = (t for t in tune_controller.get_live_trials() if t is not ended)
         live = [t for t in others if not t.is_finished()]
@@ -102,21 +105,21 @@ class Population(PopulationBasedTraining):
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
         config, operations = super()._get_new_config(trial, trial_to_clone)
-        settings = _within(config[TASK]["settings"], self.ranges)
+        settings = _clip_to_ranges(config[TASK]["settings"], self.ranges)
         return {**config, TASK: {**trial.config[TASK], "settings": settings}}, operations
 
 
-def _domain(tried: Range) -> Any:
-    if tried.scale == "int":
-        return tune.randint(int(tried.low), int(tried.high) + 1)
-    make = tune.loguniform if tried.scale == "loguniform" else tune.uniform
-    return make(tried.low, tried.high)
+def _domain(dimension: Range) -> Any:
+    if dimension.scale == "int":
+        return tune.randint(int(dimension.low), int(dimension.high) + 1)
+    sampler = tune.loguniform if dimension.scale == "loguniform" else tune.uniform
+    return sampler(dimension.low, dimension.high)
 
 
-def _within(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -> dict[str, Any]:
+def _clip_to_ranges(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -> dict[str, Any]:
     """Perturbed settings, none of them outside its range."""
-    held = {
-        key: type(settings[key])(min(max(settings[key], tried.low), tried.high))
-        for key, tried in ranges.items()
+    clipped = {
+        key: type(settings[key])(min(max(settings[key], dimension.low), dimension.high))
+        for key, dimension in ranges.items()
     }
-    return {**settings, **held}
+    return {**settings, **clipped}

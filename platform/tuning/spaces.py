@@ -37,11 +37,11 @@ Search = Literal["optuna", "random", "grid"]
 SEARCHES: tuple[str, ...] = get_args(Search)
 ALL = "all"
 VARIANT = "variant"
-GRID_POINTS = 5
+VALUES_PER_RANGE = 5
 """How many values of a range a grid tries."""
-LARGEST_GRID = 10_000
+MAX_GRID_SIZE = 10_000
 
-DECODING: Mapping[str, Space] = {
+DECODING_SPACES: Mapping[str, Space] = {
     "beam": {
         "beams": Choice(values=(1, 2, 5, 10)),
         "length_penalty": Range(low=0.0, high=2.0),
@@ -60,7 +60,7 @@ DECODING: Mapping[str, Space] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class SweepDefinition:
     """A sweep as a file describes it."""
 
     source: str = ""
@@ -74,37 +74,39 @@ class Ready:
     """A way of decoding, where it is a sweep of `attune tune-decoding`."""
 
 
-def ready_made() -> dict[str, Ready]:
+def read_bundled_sweeps() -> dict[str, SweepDefinition]:
     """The sweeps of the papers, by name."""
     folder = resources.files("attune.models.sweeps")
     files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".yaml"))
     return {
-        name.removesuffix(".yaml"): _read(name, folder.joinpath(name).read_text(encoding="utf-8"))
+        name.removesuffix(".yaml"): _parse_definition(
+            name, folder.joinpath(name).read_text(encoding="utf-8")
+        )
         for name in files
     }
 
 
-def find_ready(text: str) -> Ready:
+def find_definition(text: str) -> SweepDefinition:
     """A ready-made sweep by its name, or one's own by its file."""
     if text.endswith((".yaml", ".yml")):
         path = Path(text)
         if not path.is_file():
             raise UsageError(f"--sweep {text}: there is no such file")
-        return _read(text, path.read_text(encoding="utf-8"))
-    known = ready_made()
+        return _parse_definition(text, path.read_text(encoding="utf-8"))
+    known = read_bundled_sweeps()
     if text not in known:
         raise UsageError(f"{unknown_choice('sweep', text, known)} (or name a .yaml file of yours)")
     return known[text]
 
 
-def _read(source: str, text: str) -> Ready:
+def _parse_definition(source: str, text: str) -> SweepDefinition:
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
         raise UsageError(f"{source}{line}: not readable as YAML") from error
-    known = {each.name for each in dataclasses.fields(Ready)} - {"source"}
+    known = {each.name for each in dataclasses.fields(SweepDefinition)} - {"source"}
     if not isinstance(content, dict):
         raise UsageError(f"{source}: keys with values are expected: {', '.join(sorted(known))}")
     for key in content:
@@ -124,8 +126,10 @@ def _read(source: str, text: str) -> Ready:
     for key in ("about", "metric", "decode"):
         if not isinstance(content.get(key, ""), str):
             raise UsageError(f"{source}: '{key}' must be a text, not {content[key]!r}")
-    space = {key: _tried(source, key, value) for key, value in content.get("space", {}).items()}
-    return Ready(
+    space = {
+        key: _parse_dimension(source, key, value) for key, value in content.get("space", {}).items()
+    }
+    return SweepDefinition(
         **{
             **content,
             "source": source,
@@ -135,16 +139,20 @@ def _read(source: str, text: str) -> Ready:
     )
 
 
-def _tried(source: str, key: str, value: Any) -> Choice | Range:
+def _parse_dimension(source: str, key: str, value: Any) -> Choice | Range:
     place = f"{source}: space.{key}"
     form = "write a list of values, or {low: A, high: B, scale: uniform|loguniform|int}"
     if isinstance(value, list):
         if not value or not all(isinstance(v, bool | int | float | str) for v in value):
             raise UsageError(f"{place}: a choice needs values that are numbers, texts or booleans")
-        return Choice(values=tuple(_plain(v) for v in value))
+        return Choice(values=tuple(_parse_number(v) for v in value))
     if not isinstance(value, dict) or not {"low", "high"} <= set(value) <= {"low", "high", "scale"}:
         raise UsageError(f"{place}: {form}")
-    low, high, scale = _plain(value["low"]), _plain(value["high"]), value.get("scale", "uniform")
+    low, high, scale = (
+        _parse_number(value["low"]),
+        _parse_number(value["high"]),
+        value.get("scale", "uniform"),
+    )
     scales = ("uniform", "loguniform", "int")
     if scale not in scales:
         raise UsageError(f"{place}: {unknown_choice('scale', scale, scales)}")
@@ -159,7 +167,7 @@ def _tried(source: str, key: str, value: Any) -> Choice | Range:
     return Range(low=low, high=high, scale=scale)
 
 
-def _plain(value: Any) -> Any:
+def _parse_number(value: Any) -> Any:
     """YAML takes 1e-4, which has no dot, for a text."""
     try:
         return float(value) if isinstance(value, str) else value
@@ -167,7 +175,7 @@ def _plain(value: Any) -> Any:
         return value
 
 
-def groups_of(variant: str) -> dict[str, Mapping[str, Choice | Range]]:
+def get_search_groups(variant: str) -> dict[str, Mapping[str, Choice | Range]]:
     """The groups that a variant has, those that all share among them. What makes an ablation is
     not to be tuned."""
     own, fixed = find_variant(variant)
@@ -176,81 +184,91 @@ def groups_of(variant: str) -> dict[str, Mapping[str, Choice | Range]]:
     return {group: keys for group, keys in left.items() if keys}
 
 
-def of_variants(
-    variants: Sequence[str], groups: Sequence[str], ready: Ready, fixed: Mapping[str, Any],
-    preset: str = "small",
+def build_variant_spaces(
+    variants: Sequence[str], groups: Sequence[str], definition: SweepDefinition,
+    fixed: Mapping[str, Any], preset: str = "small",
 ) -> dict[str, Space]:  # fmt: skip
     """What is tried of each variant: its groups, with a file's overrides, without what is fixed."""
-    made = {name: _of_groups(name, groups) for name in variants}
-    for key, tried in ready.space.items():
-        takers = [name for name in variants if key in _keys(name)]
+    spaces = {name: _merge_groups(name, groups) for name in variants}
+    for key, dimension in definition.space.items():
+        takers = [name for name in variants if key in _setting_names(name)]
         if not takers:
-            known = set().union(*(_keys(name) for name in variants))
-            raise UsageError(f"{ready.source}: space: {unknown_choice('setting', key, known)}")
+            known = set().union(*(_setting_names(name) for name in variants))
+            raise UsageError(f"{definition.source}: space: {unknown_choice('setting', key, known)}")
         for name in takers:
-            made[name][key] = tried
-    for name, space in made.items():
+            spaces[name][key] = dimension
+    for name, space in spaces.items():
         for key in fixed:
             space.pop(key, None)
-        _check(name, space, fixed, preset, ready)
-        if not space and len(made) == 1:
+        _check_values(name, space, fixed, preset, definition)
+        if not space and len(spaces) == 1:
             raise UsageError(f"nothing is left to be tuned of '{name}': choose another --space")
-    return made
+    return spaces
 
 
-def _of_groups(variant: str, groups: Sequence[str]) -> Space:
-    known = groups_of(variant)
-    found: Space = {}
+def _merge_groups(variant: str, groups: Sequence[str]) -> Space:
+    known = get_search_groups(variant)
+    space: Space = {}
     for group in known if ALL in groups else groups:
         if group not in known:
             raise UsageError(
                 f"'{variant}' has no search space '{group}': it has {', '.join(known)}, or {ALL}"
             )
-        found.update(known[group])
-    return found
+        space.update(known[group])
+    return space
 
 
-def _keys(variant: str) -> set[str]:
+def _setting_names(variant: str) -> set[str]:
     own = find_variant(variant)[0].Config
     return {each.name for kind in (own, TrainingConfig) for each in dataclasses.fields(kind)}
 
 
-def _check(variant: str, space: Space, fixed: Mapping[str, Any], preset: str, ready: Ready) -> None:
+def _check_values(
+    variant: str, space: Space, fixed: Mapping[str, Any], preset: str, definition: SweepDefinition
+) -> None:
     """Have the variant's own checks look at every value that may be tried, at a range's ends."""
-    for key, tried in space.items():
-        for value in ends(tried):
+    for key, dimension in space.items():
+        for value in boundary_values(dimension):
             try:
                 configure(variant, preset, {**fixed, key: value})
             except UsageError as error:
-                place = f"{ready.source}: space.{key}: " if key in ready.space else f"{key}: "
+                place = (
+                    f"{definition.source}: space.{key}: " if key in definition.space else f"{key}: "
+                )
                 raise UsageError(f"{place}{error}") from None
 
 
-def ends(tried: Choice | Range) -> tuple[Any, ...]:
+def boundary_values(dimension: Choice | Range) -> tuple[Any, ...]:
     """All values of a choice, or the ends of a range."""
-    if isinstance(tried, Choice):
-        return tried.values
-    return tuple(_number(tried, value) for value in (tried.low, tried.high))
+    if isinstance(dimension, Choice):
+        return dimension.values
+    return tuple(_cast(dimension, value) for value in (dimension.low, dimension.high))
 
 
-def _number(tried: Range, value: float) -> float:
-    return round(value) if tried.scale == "int" else float(value)
+def _cast(dimension: Range, value: float) -> float:
+    return round(value) if dimension.scale == "int" else float(value)
 
 
-def of_decoding(methods: Sequence[str], ready: Ready, fixed: Mapping[str, Any]) -> dict[str, Space]:
+def build_decoding_spaces(
+    methods: Sequence[str], definition: SweepDefinition, fixed: Mapping[str, Any]
+) -> dict[str, Space]:
     """The same of ways of decoding."""
-    made: dict[str, Space] = {}
+    spaces: dict[str, Space] = {}
     keys = {each.name for each in dataclasses.fields(Decoding)}
     for method in methods:
-        if method not in DECODING:
-            raise UsageError(unknown_choice("way of decoding", method, DECODING))
-        made[method] = {**DECODING[method], **ready.space} if not ready.decode else {**ready.space}
+        if method not in DECODING_SPACES:
+            raise UsageError(unknown_choice("way of decoding", method, DECODING_SPACES))
+        spaces[method] = (
+            {**DECODING_SPACES[method], **definition.space}
+            if not definition.decode
+            else {**definition.space}
+        )
         for key in fixed:
-            made[method].pop(key, None)
-    for key in (*ready.space, *fixed):
+            spaces[method].pop(key, None)
+    for key in (*definition.space, *fixed):
         if key not in keys:
             raise UsageError(f"{unknown_choice('setting of decoding', key, keys)}")
-    return made
+    return spaces
 
 
 def suggest(trial: "Trial", spaces: Mapping[str, Space]) -> tuple[str, dict[str, Any]]:
@@ -258,62 +276,63 @@ def suggest(trial: "Trial", spaces: Mapping[str, Space]) -> tuple[str, dict[str,
     names = list(spaces)
     chosen = names[0] if len(names) == 1 else trial.suggest_categorical(VARIANT, names)
     settings: dict[str, Any] = {}
-    for key, tried in spaces[chosen].items():
-        label = _label(chosen, key, len(names))
-        if isinstance(tried, Choice):
-            settings[key] = trial.suggest_categorical(label, tried.values)
-        elif tried.scale == "int":
-            settings[key] = trial.suggest_int(label, int(tried.low), int(tried.high))
+    for key, dimension in spaces[chosen].items():
+        label = _parameter_name(chosen, key, len(names))
+        if isinstance(dimension, Choice):
+            settings[key] = trial.suggest_categorical(label, dimension.values)
+        elif dimension.scale == "int":
+            settings[key] = trial.suggest_int(label, int(dimension.low), int(dimension.high))
         else:
-            log = tried.scale == "loguniform"
-            settings[key] = trial.suggest_float(label, tried.low, tried.high, log=log)
+            log = dimension.scale == "loguniform"
+            settings[key] = trial.suggest_float(label, dimension.low, dimension.high, log=log)
     return chosen, settings
 
 
-def grid(spaces: Mapping[str, Space]) -> Iterator[dict[str, Any]]:
+def iterate_grid(spaces: Mapping[str, Space]) -> Iterator[dict[str, Any]]:
     """Every combination, as the parameters of a search's trials; of a range some values."""
     for name, space in spaces.items():
         head = {VARIANT: name} if len(spaces) > 1 else {}
-        labels = [_label(name, key, len(spaces)) for key in space]
-        for values in itertools.product(*(_points(tried) for tried in space.values())):
+        labels = [_parameter_name(name, key, len(spaces)) for key in space]
+        for values in itertools.product(*(_grid_values(dimension) for dimension in space.values())):
             yield {**head, **dict(zip(labels, values, strict=True))}
 
 
-def size_of_grid(spaces: Mapping[str, Space]) -> int:
+def count_grid_points(spaces: Mapping[str, Space]) -> int:
     """How many combinations there are."""
     count = sum(
-        math.prod(len(_points(tried)) for tried in space.values()) for space in spaces.values()
+        math.prod(len(_grid_values(dimension)) for dimension in space.values())
+        for space in spaces.values()
     )
-    if count > LARGEST_GRID:
+    if count > MAX_GRID_SIZE:
         raise UsageError(
             f"a grid of {count:,} trials: choose fewer settings, or --search optuna or random"
         )
     return count
 
 
-def _label(name: str, key: str, count: int) -> str:
+def _parameter_name(name: str, key: str, count: int) -> str:
     """Several variants' settings of the same name are different parameters of a search."""
     return key if count == 1 else f"{name}/{key}"
 
 
-def _points(tried: Choice | Range) -> list[Any]:
-    if isinstance(tried, Choice):
-        return list(tried.values)
-    shares = [n / (GRID_POINTS - 1) for n in range(GRID_POINTS)]
-    if tried.scale == "loguniform":
-        low, high = math.log(tried.low), math.log(tried.high)
+def _grid_values(dimension: Choice | Range) -> list[Any]:
+    if isinstance(dimension, Choice):
+        return list(dimension.values)
+    shares = [n / (VALUES_PER_RANGE - 1) for n in range(VALUES_PER_RANGE)]
+    if dimension.scale == "loguniform":
+        low, high = math.log(dimension.low), math.log(dimension.high)
         inner = [math.exp(low + share * (high - low)) for share in shares[1:-1]]
-        return [tried.low, *inner, tried.high]
-    values = [tried.low + share * (tried.high - tried.low) for share in shares]
-    return list(dict.fromkeys(_number(tried, value) for value in values))
+        return [dimension.low, *inner, dimension.high]
+    values = [dimension.low + share * (dimension.high - dimension.low) for share in shares]
+    return list(dict.fromkeys(_cast(dimension, value) for value in values))
 
 
-def to_json(tried: Choice | Range) -> dict[str, Any]:
+def to_json(dimension: Choice | Range) -> dict[str, Any]:
     """As `attune variants --json` says it."""
-    if isinstance(tried, Choice):
-        return {"type": "choice", "values": list(tried.values)}
-    ends_of = {"low": _number(tried, tried.low), "high": _number(tried, tried.high)}
-    return {"type": tried.scale, **ends_of}
+    if isinstance(dimension, Choice):
+        return {"type": "choice", "values": list(dimension.values)}
+    ends_of = {"low": _cast(dimension, dimension.low), "high": _cast(dimension, dimension.high)}
+    return {"type": dimension.scale, **ends_of}
 
 
 def from_json(content: Mapping[str, Any]) -> Choice | Range:

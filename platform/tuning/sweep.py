@@ -36,7 +36,7 @@ from attune.platform.core.records import (
 from attune.platform.core.settings import find_variant
 from attune.platform.runs.record import RUN_RECORD, Run, Status, read_run, runs_folder
 from attune.platform.tuning import halving, spaces
-from attune.platform.tuning.halving import Climber
+from attune.platform.tuning.halving import TrialProgress
 from attune.platform.tuning.spaces import Space
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 RECORD, STUDY, STOP = "sweep.json", "study.log", "stop"
 SWEEP_FORMAT = 1
 """The format version of sweep.json; a change that older code cannot read increases it."""
-Ended = Literal["finished", "stopped early", "diverged", "failed"]
+EndState = Literal["finished", "stopped early", "diverged", "failed"]
 """How a trial ended; one without waits for others or was interrupted, and may go on."""
-AT_THE_END = ("bleu", "distinct_1", "distinct_2", "different_answers", "perplexity_sample_mean")
+FINAL_METRICS = ("bleu", "distinct_1", "distinct_2", "different_answers", "perplexity_sample_mean")
 """Metrics that need answers to all of valid, and so are there when a trial has finished."""
-SECONDS_OF_A_LOCK = 5
-MORE_IS_BETTER = ("accuracy", "bleu", "distinct", "different", "f1", "precision", "recall")
-RUNS, ENDED, REASON, SETTINGS, METRICS, CHOSEN, LOOKS, RUNG = (
-    "runs", "ended", "reason", "settings", "metrics", "variant", "looks", "rung",
+LOCK_GRACE_SECONDS = 5
+MAXIMIZED_METRICS = ("accuracy", "bleu", "distinct", "different", "f1", "precision", "recall")
+RUNS, END_STATE, REASON, SETTINGS, METRICS, SPACE_NAME, VALIDATIONS, RUNG = (
+    "runs", "ended", "reason", "settings", "metrics", "variant", "validations", "rung",
 )  # fmt: skip
 """What is kept of a trial beside Optuna's own. Of looks it is the first metric's best so far; the
 rung is the look that a trial may be trained to, where trials are halved."""
@@ -104,7 +104,7 @@ class Sweep:
         return self.folder / STOP
 
     @property
-    def tried(self) -> dict[str, Space]:
+    def search_spaces(self) -> dict[str, Space]:
         """By variant, what may be tried."""
         return {
             name: {key: spaces.from_json(content) for key, content in space.items()}
@@ -114,7 +114,7 @@ class Sweep:
     @property
     def directions(self) -> list[Literal["minimize", "maximize"]]:
         """Optuna's, one a metric."""
-        return ["maximize" if more_is_better(name) else "minimize" for name in self.metrics]
+        return ["maximize" if is_maximized(name) else "minimize" for name in self.metrics]
 
     @cached_property
     def study(self) -> "Study":
@@ -126,7 +126,7 @@ class Sweep:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = self.folder / STUDY
         # A lock that a killed driver has left is waited for no longer than this.
-        lock = JournalFileSymlinkLock(str(path), grace_period=SECONDS_OF_A_LOCK)
+        lock = JournalFileSymlinkLock(str(path), grace_period=LOCK_GRACE_SECONDS)
         begun = path.is_file() and path.stat().st_size > 0
         storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
         if begun:  # only read: it may be another process's
@@ -153,7 +153,7 @@ class Sweep:
         new.replace(self.folder / RECORD)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Nobody else may run the same sweep at the same time; the lock goes with the process."""
         with (self.folder / "lock").open("w") as file:
             try:
@@ -163,17 +163,17 @@ class Sweep:
             yield
 
     @property
-    def standing(self) -> Status:
+    def current_status(self) -> Status:
         """How it stands: one whose process is gone was stopped, whatever it could still say."""
         if self.status != "running":
             return self.status
         try:
-            with self.alone():
+            with self.lock():
                 return "stopped"
         except UsageError:
             return "running"
 
-    def ask(self) -> "tuple[int, str, dict[str, Any]] | None":
+    def suggest_trial(self) -> "tuple[int, str, dict[str, Any]] | None":
         """The next trial: its number, variant and settings; None where all have been asked for."""
         from optuna.trial import Trial
 
@@ -186,14 +186,14 @@ class Sweep:
             if len(begun) == len(trials):
                 if self.search == "grid" or len(trials) >= self.samples:
                     return None
-                self.study.enqueue_trial(self._drawn(trials))
+                self.study.enqueue_trial(self._sample_parameters(trials))
             trial = self.study.ask()
-        chosen, settings = spaces.suggest(trial, self.tried)
-        trial.set_user_attr(CHOSEN, chosen)
+        chosen, settings = spaces.suggest(trial, self.search_spaces)
+        trial.set_user_attr(SPACE_NAME, chosen)
         trial.set_user_attr(SETTINGS, settings)
         return trial.number, chosen, settings
 
-    def _drawn(self, trials: "Sequence[FrozenTrial]") -> dict[str, Any]:
+    def _sample_parameters(self, trials: "Sequence[FrozenTrial]") -> dict[str, Any]:
         """What the search wants to try next. It learns from trials that wait as from those that
         were stopped; Optuna's samplers do not see what has not ended."""
         import optuna
@@ -203,173 +203,179 @@ class Sweep:
         words = np.random.SeedSequence([self.seed, len(trials)]).generate_state(1)
         sampler = (TPESampler if self.search == "optuna" else RandomSampler)(seed=int(words[0]))
         known = optuna.create_study(directions=self.directions, sampler=sampler)
-        known.add_trials(each for trial in trials if (each := _seen(trial)) is not None)
+        known.add_trials(each for trial in trials if (each := _to_sampler_trial(trial)) is not None)
         if len(self.spaces) > 1 and self.kind == "training":
             # Variants take turns, so that each has its share of the trials to be its best with.
             known.enqueue_trial({spaces.VARIANT: list(self.spaces)[len(trials) % len(self.spaces)]})
         trial = known.ask()
-        spaces.suggest(trial, self.tried)
+        spaces.suggest(trial, self.search_spaces)
         return trial.params
 
-    def fill_grid(self) -> None:
+    def enqueue_grid(self) -> None:
         """Have the search ask for every combination, once."""
         if self.search == "grid":
             known = len(self.study.get_trials(deepcopy=False))  # a driver may have died on the way
-            for parameters in itertools.islice(spaces.grid(self.tried), known, None):
+            for parameters in itertools.islice(
+                spaces.iterate_grid(self.search_spaces), known, None
+            ):
                 self.study.enqueue_trial(parameters)
 
-    def mend(self) -> None:
+    def recover_unreported_trials(self) -> None:
         """Tell the search of trials that ended when a driver died before it could."""
-        for trial in self.trials():
+        for trial in self.get_trials():
             kept = trial.user_attrs
-            if ENDED in kept and not trial.state.is_finished():
+            if END_STATE in kept and not trial.state.is_finished():
                 reason = kept.get(REASON, "")
-                self.tell(trial.number, kept[ENDED], reason, kept[METRICS], kept.get(LOOKS, ()))
+                self.record_result(
+                    trial.number, kept[END_STATE], reason, kept[METRICS], kept.get(VALIDATIONS, ())
+                )
 
-    def tell(
-        self, number: int, ended: Ended, reason: str, metrics: Mapping[str, float],
-        looks: Sequence[float] = (),
+    def record_result(
+        self, number: int, ended: EndState, reason: str, metrics: Mapping[str, float],
+        validations: Sequence[float] = (),
     ) -> None:  # fmt: skip
         """Keep what came of a trial; `looks` are its first metric's best on the way."""
         from optuna.trial import Trial, TrialState
 
-        trial = Trial(self.study, self.frozen(number)._trial_id)
-        known = [value for value in looks if math.isfinite(value)]
+        trial = Trial(self.study, self.get_trial(number)._trial_id)
+        known = [value for value in validations if math.isfinite(value)]
         # With as many looks as its rung it would seem to wait, were it not known that it has ended.
-        kept = {METRICS: dict(metrics), ENDED: ended, REASON: reason, LOOKS: known}
+        kept = {METRICS: dict(metrics), END_STATE: ended, REASON: reason, VALIDATIONS: known}
         for key, value in kept.items():
             trial.set_user_attr(key, value)
         values = [metrics.get(name, math.nan) for name in self.metrics]
         usable = all(math.isfinite(value) for value in values)
         if ended == "stopped early" and len(self.metrics) == 1:
-            for place, looked in enumerate(known):
-                trial.report(looked, place)
+            for place, best_so_far in enumerate(known):
+                trial.report(best_so_far, place)
             self.study.tell(number, state=TrialState.PRUNED)
         elif ended in ("finished", "stopped early") and usable:
             self.study.tell(number, values)
         else:
             self.study.tell(number, state=TrialState.FAIL)
 
-    def note(self, number: int, **kept: Any) -> None:
+    def set_trial_attributes(self, number: int, **kept: Any) -> None:
         """Keep something of a trial that is under way."""
         from optuna.trial import Trial
 
-        trial = Trial(self.study, self.frozen(number)._trial_id)
+        trial = Trial(self.study, self.get_trial(number)._trial_id)
         for key, value in kept.items():
             trial.set_user_attr(key, value)
 
-    def frozen(self, number: int) -> "FrozenTrial":
+    def get_trial(self, number: int) -> "FrozenTrial":
         """A trial by its number."""
         return self.study.get_trials(deepcopy=False)[number]
 
-    def trials(self) -> "list[FrozenTrial]":
+    def get_trials(self) -> "list[FrozenTrial]":
         """All that were begun."""
         found = self.study.get_trials(deepcopy=False)
         return [trial for trial in found if SETTINGS in trial.user_attrs]
 
-    def climbers(self) -> list[Climber]:
+    def collect_progress(self) -> list[TrialProgress]:
         """The trials as halving sees them; those that failed leave their places to others."""
-        sign = -1 if more_is_better(self.metrics[0]) else 1
+        sign = -1 if is_maximized(self.metrics[0]) else 1
         return [
-            Climber(
+            TrialProgress(
                 number=trial.number,
-                variant=kept[CHOSEN],
-                costs=[sign * value for value in kept.get(LOOKS, ())],
-                rung=kept.get(RUNG, halving.FIRST),
-                ended=ENDED in kept,
-                finished=kept.get(ENDED) == "finished",
+                variant=kept[SPACE_NAME],
+                costs=[sign * value for value in kept.get(VALIDATIONS, ())],
+                rung=kept.get(RUNG, halving.FIRST_RUNG),
+                ended=END_STATE in kept,
+                finished=kept.get(END_STATE) == "finished",
             )
-            for trial in self.trials()
-            if (kept := trial.user_attrs).get(ENDED) not in ("failed", "diverged")
+            for trial in self.get_trials()
+            if (kept := trial.user_attrs).get(END_STATE) not in ("failed", "diverged")
         ]
 
-    def runs_of(self, trial: "FrozenTrial") -> list[Run]:
+    def load_runs(self, trial: "FrozenTrial") -> list[Run]:
         """A trial's runs, one for each seed."""
         names = trial.user_attrs.get(RUNS, ())
         folders = [runs_folder() / name for name in names]
         return [read_run(folder) for folder in folders if (folder / RUN_RECORD).is_file()]
 
-    def best(self, variant: str | None = None) -> "FrozenTrial | None":
+    def best_trial(self, variant: str | None = None) -> "FrozenTrial | None":
         """The finished trial (of a variant) with the best value of the first metric; where none has
         finished, the best so far."""
-        sign = -1 if more_is_better(self.metrics[0]) else 1
+        sign = -1 if is_maximized(self.metrics[0]) else 1
 
         def worth(trial: "FrozenTrial") -> tuple[float, int]:
-            return sign * value_of(trial.user_attrs.get(METRICS, {}), self.metrics[0]), trial.number
+            return sign * metric_value(
+                trial.user_attrs.get(METRICS, {}), self.metrics[0]
+            ), trial.number
 
-        own = (t for t in self.trials() if variant in (None, t.user_attrs[CHOSEN]))
+        own = (t for t in self.get_trials() if variant in (None, t.user_attrs[SPACE_NAME]))
         able = [trial for trial in own if math.isfinite(worth(trial)[0])]
-        done = [trial for trial in able if trial.user_attrs.get(ENDED) == "finished"]
+        done = [trial for trial in able if trial.user_attrs.get(END_STATE) == "finished"]
         return min(done or able, key=worth, default=None)
 
-    def front(self) -> "list[FrozenTrial]":
+    def pareto_front(self) -> "list[FrozenTrial]":
         """Where there are two metrics, the trials that no other is better than in both."""
         if len(self.metrics) < 2:
             return []
         return sorted(self.study.best_trials, key=lambda trial: trial.values[0])
 
-    def count(self, *ended: Ended) -> int:
+    def count(self, *ended: EndState) -> int:
         """How many trials ended in one of these ways."""
-        return sum(trial.user_attrs.get(ENDED) in ended for trial in self.trials())
+        return sum(trial.user_attrs.get(END_STATE) in ended for trial in self.get_trials())
 
-    def described(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """What `attune tune --json` says."""
-        best = self.best()
+        best = self.best_trial()
         found: dict[str, Any] = {
             "name": self.name,
-            "best": None if best is None else self.described_trial(best),
-            "trials": len(self.trials()),
+            "best": None if best is None else self.summarize_trial(best),
+            "trials": len(self.get_trials()),
             "stopped_early": self.count("stopped early"),
             "failed": self.count("failed", "diverged"),
         }
         if len(self.spaces) > 1:
-            each = {name: self.best(name) for name in self.spaces}
+            each = {name: self.best_trial(name) for name in self.spaces}
             found["best_of_each"] = {
-                name: None if one is None else self.described_trial(one)
+                name: None if one is None else self.summarize_trial(one)
                 for name, one in each.items()
             }
         if len(self.metrics) > 1:
-            found["front"] = [self.described_trial(trial) for trial in self.front()]
+            found["front"] = [self.summarize_trial(trial) for trial in self.pareto_front()]
         return found
 
-    def described_trial(self, trial: "FrozenTrial") -> dict[str, Any]:
+    def summarize_trial(self, trial: "FrozenTrial") -> dict[str, Any]:
         """A trial in the same words."""
-        runs = self.runs_of(trial)
+        runs = self.load_runs(trial)
         kept = trial.user_attrs
         chosen = "decode" if self.kind == "decoding" else "variant"
         return {
-            "config": {chosen: kept[CHOSEN], **kept[SETTINGS]},
+            "config": {chosen: kept[SPACE_NAME], **kept[SETTINGS]},
             "metrics": kept.get(METRICS, {}),
             "run_id": (runs[0].run_id if len(runs) == 1 else runs[0].parent) if runs else None,
         }
 
 
-def _seen(trial: "FrozenTrial") -> "FrozenTrial | None":
+def _to_sampler_trial(trial: "FrozenTrial") -> "FrozenTrial | None":
     """A trial as a search may learn from it; None where there is nothing to learn yet."""
     from optuna.trial import TrialState, create_trial
 
     if trial.state.is_finished():
         return trial
-    if LOOKS not in trial.user_attrs:
+    if VALIDATIONS not in trial.user_attrs:
         return None
     return create_trial(
         state=TrialState.PRUNED, params=trial.params, distributions=trial.distributions,
-        intermediate_values=dict(enumerate(trial.user_attrs[LOOKS])),
+        intermediate_values=dict(enumerate(trial.user_attrs[VALIDATIONS])),
     )  # fmt: skip
 
 
-def value_of(metrics: Mapping[str, Any], name: str) -> float:
+def metric_value(metrics: Mapping[str, Any], name: str) -> float:
     """A metric as a number, which it is not where it does not apply."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def more_is_better(metric: str) -> bool:
+def is_maximized(metric: str) -> bool:
     """Whether a metric is to be large."""
-    return any(part in metric for part in MORE_IS_BETTER)
+    return any(part in metric for part in MAXIMIZED_METRICS)
 
 
-def metric_names(text: str | None, variants: Sequence[str]) -> tuple[str, ...]:
+def parse_metrics(text: str | None, variants: Sequence[str]) -> tuple[str, ...]:
     """`perplexity,distinct_2` as the names that looks at valid have."""
     if text is None:
         answering = all(issubclass(find_variant(name)[0], DialogueVariant) for name in variants)
@@ -380,12 +386,12 @@ def metric_names(text: str | None, variants: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"valid_{name}" for name in names)
 
 
-def folder_of_sweeps() -> Path:
+def sweeps_folder() -> Path:
     """Where sweeps are kept."""
     return home() / "sweeps"
 
 
-def read(folder: Path) -> Sweep:
+def read_sweep(folder: Path) -> Sweep:
     """The sweep in a folder."""
     path = folder / RECORD
     try:
@@ -400,31 +406,31 @@ def read(folder: Path) -> Sweep:
         raise DataError(f"{path} is damaged: {error}") from error
 
 
-def all_sweeps() -> Iterator[Sweep]:
+def read_all_sweeps() -> Iterator[Sweep]:
     """Iterate over the sweeps, oldest first; those of another format version are skipped with one
     line on stderr."""
     sweeps = []
-    for path in folder_of_sweeps().glob(f"*/{RECORD}"):
+    for path in sweeps_folder().glob(f"*/{RECORD}"):
         try:
-            sweeps.append(read(path.parent))
+            sweeps.append(read_sweep(path.parent))
         except FormatVersionError as error:
             report_skipped(error)
     yield from sorted(sweeps, key=lambda sweep: (sweep.created, sweep.name))
 
 
-def find(name: str) -> Sweep:
+def find_sweep(name: str) -> Sweep:
     """A sweep by its name."""
-    if (folder_of_sweeps() / name / RECORD).is_file() and "/" not in name:
-        return read(folder_of_sweeps() / name)
-    names = [sweep.name for sweep in all_sweeps()]
+    if (sweeps_folder() / name / RECORD).is_file() and "/" not in name:
+        return read_sweep(sweeps_folder() / name)
+    names = [sweep.name for sweep in read_all_sweeps()]
     if not names:
-        raise UsageError(f"unknown sweep '{name}': there are none in {folder_of_sweeps()} yet")
+        raise UsageError(f"unknown sweep '{name}': there are none in {sweeps_folder()} yet")
     raise UsageError(f"{unknown_choice('sweep', name, names)} ('attune tune list' lists all)")
 
 
-def new_name(start: str) -> str:
+def new_sweep_name(start: str) -> str:
     """`<start>-<n>`, with the first n that is free."""
     number = 1
-    while (folder_of_sweeps() / f"{start}-{number}").exists():
+    while (sweeps_folder() / f"{start}-{number}").exists():
         number += 1
     return f"{start}-{number}"

@@ -16,7 +16,7 @@ from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.runs.record import Run, Status, read_run
 
 SECONDS_TO_SEND = 10.0
-TOLD = "told"
+END_SENT = "told"
 """In the folder of a run whose end MLflow knows: a driver may die before it is said."""
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,9 @@ class Tracker:
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._senders: dict[str, tracking.Sender] = {}
         self._writing = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="sweep tracking", daemon=True)
+        self._thread = threading.Thread(
+            target=self._process_jobs, name="sweep tracking", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -48,7 +50,7 @@ class Tracker:
         self._jobs.put(None)
         self._thread.join(timeout)
 
-    def _work(self) -> None:
+    def _process_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
@@ -57,81 +59,83 @@ class Tracker:
             except Exception:  # one job's fault must not end those after it
                 log.exception("a part of the sweep is not told")
 
-    def amend(self, folder: Path, **changes: Any) -> Run:
+    def update_run(self, folder: Path, **changes: Any) -> Run:
         """Change what a run's folder says of it, at once."""
         with self._writing:
             return read_run(folder).update(**changes)
 
-    def begin(self, run: Run) -> None:
+    def start_run(self, run: Run) -> None:
         """Tell of a run, or that it goes on, and send what it logs."""
-        self._jobs.put(lambda: self._begin(run.folder))
+        self._jobs.put(lambda: self._start_run(run.folder))
 
-    def group(self, runs: Sequence[Run], label: str, params: Mapping[str, Any]) -> None:
+    def start_group(self, runs: Sequence[Run], label: str, params: Mapping[str, Any]) -> None:
         """Tell of runs that are the same trial with different seeds, before they begin."""
-        self._jobs.put(lambda: self._group([run.folder for run in runs], label, params))
+        self._jobs.put(lambda: self._start_group([run.folder for run in runs], label, params))
 
-    def end_group(self, run: Run, status: Status, metrics: Mapping[str, float]) -> None:
+    def finish_group(self, run: Run, status: Status, metrics: Mapping[str, float]) -> None:
         """Tell what came of them, of which one is given, together."""
 
         def do() -> None:
-            group = read_run(run.folder).parent
-            if group is not None:
-                tracking.finish_group(group, status, metrics)
+            start_group = read_run(run.folder).parent
+            if start_group is not None:
+                tracking.finish_group(start_group, status, metrics)
 
         self._jobs.put(do)
 
-    def end(self, run: Run, reason: str, for_good: bool = True) -> None:
+    def finish_run(self, run: Run, reason: str, final: bool = True) -> None:
         """Tell what came of a run, and why it ended, unless that is known."""
-        self._jobs.put(lambda: self._end(run.folder, reason, for_good))
+        self._jobs.put(lambda: self._finish_run(run.folder, reason, final))
 
-    def tag(self, run: Run, tags: Mapping[str, str]) -> None:
+    def tag_run(self, run: Run, tags: Mapping[str, str]) -> None:
         """Say something about a run."""
-        self._jobs.put(lambda: self._tag(run.folder, tags))
+        self._jobs.put(lambda: self._tag_run(run.folder, tags))
 
-    def keep(self, run: Run, answers: pl.DataFrame | None, tags: Mapping[str, str]) -> None:
+    def register_model(
+        self, run: Run, answers: pl.DataFrame | None, tags: Mapping[str, str]
+    ) -> None:
         """Have a run's model in MLflow too, registered."""
 
         def do() -> None:
-            now = self._started(run.folder)
+            now = self._ensure_created(run.folder)
             tracking.finish(now, answers)
             tracking.tag(now, tags)
 
         self._jobs.put(do)
 
-    def _group(self, folders: Sequence[Path], label: str, params: Mapping[str, Any]) -> None:
+    def _start_group(self, folders: Sequence[Path], label: str, params: Mapping[str, Any]) -> None:
         runs = [read_run(folder) for folder in folders]
         if any(run.run_id for run in runs):  # told before
             return
-        group = tracking.start_group(label, params, runs[0], runs[0].parent)
+        start_group = tracking.start_group(label, params, runs[0], runs[0].parent)
         for folder in folders:
-            self.amend(folder, parent=group)
+            self.update_run(folder, parent=start_group)
 
-    def _begin(self, folder: Path) -> None:
+    def _start_run(self, folder: Path) -> None:
         known = read_run(folder).run_id is not None
-        run = self._started(folder)
-        (folder / TOLD).unlink(missing_ok=True)
+        run = self._ensure_created(folder)
+        (folder / END_SENT).unlink(missing_ok=True)
         if known:
             tracking.reopen(run)
         self._senders[run.name] = tracking.Sender(run).__enter__()
 
-    def _started(self, folder: Path) -> Run:
+    def _ensure_created(self, folder: Path) -> Run:
         run = read_run(folder)
         if run.run_id is None:
             made = tracking.create(run, read_manifest(Path(run.data["folder"])))
-            run = self.amend(folder, run_id=made.run_id, tracking=made.tracking)
+            run = self.update_run(folder, run_id=made.run_id, tracking=made.tracking)
         return run
 
-    def _end(self, folder: Path, reason: str, for_good: bool) -> None:
-        if (folder / TOLD).exists():
+    def _finish_run(self, folder: Path, reason: str, final: bool) -> None:
+        if (folder / END_SENT).exists():
             return
-        run = self._started(folder)
+        run = self._ensure_created(folder)
         sender = self._senders.pop(run.name, None) or tracking.Sender(run).__enter__()
         if unsent := sender.close(SECONDS_TO_SEND):
             log.warning("%d lines of run '%s' are not sent yet", unsent, run.name)
         told = tracking.finish(run, files=False)
         tracking.tag(run, {"ended": reason})
-        if told and not unsent and for_good:
-            (folder / TOLD).touch()
+        if told and not unsent and final:
+            (folder / END_SENT).touch()
 
-    def _tag(self, folder: Path, tags: Mapping[str, str]) -> None:
-        tracking.tag(self._started(folder), tags)
+    def _tag_run(self, folder: Path, tags: Mapping[str, str]) -> None:
+        tracking.tag(self._ensure_created(folder), tags)

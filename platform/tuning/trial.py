@@ -28,16 +28,16 @@ from attune.platform.training.loop import PROBLEM, RESULT
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.settings import configure
 from attune.platform.training.sharing import steps_until
-from attune.platform.tuning.sweep import AT_THE_END
+from attune.platform.tuning.sweep import FINAL_METRICS
 
 TASK = "task"
-LOOK = "look"
+VALIDATION = "validation"
 """What schedulers count: looks at valid, which are epochs unless `evaluate_every` is set."""
 WRONG_METRIC = "wrong-metric"
 """In the folder of a run: the sweep's metric is none of its, and why."""
-SECONDS_TO_LEAVE = "60"
+THREAD_TIMEOUT_SECONDS = "60"
 """How long a stopped trial may take to leave its process to the next one."""
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Task:
 
     def run(self) -> Run:
         """The run, with these settings."""
-        return with_settings(read_run(Path(self.folder)), self.settings)
+        return apply_settings(read_run(Path(self.folder)), self.settings)
 
 
 class DivergedError(Exception):
@@ -75,7 +75,7 @@ class WrongMetricError(UsageError):
     """What the sweep goes by is not measured of a variant."""
 
 
-def with_settings(run: Run, settings: Mapping[str, Any]) -> Run:
+def apply_settings(run: Run, settings: Mapping[str, Any]) -> Run:
     """A run with other settings; text and shapes of its data stay what they were."""
     now = {**run.config, **run.training, **settings}
     config, training = configure(run.variant, run.preset, now)
@@ -84,17 +84,17 @@ def with_settings(run: Run, settings: Mapping[str, Any]) -> Run:
     )
 
 
-def trial(config: dict[str, Any]) -> None:
+def train_trial(config: dict[str, Any]) -> None:
     """Train a run to its end, unless Tune says that it is not worth it."""
     from ray import tune
 
     # Tune's: a process whose last trial has not left in this time fails the next one.
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_LEAVE
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = THREAD_TIMEOUT_SECONDS
     os.environ[TRIAL] = tune.get_context().get_trial_id()
     task = Task(**config[TASK])
     run = task.run()
     try:
-        _trial(task, run)
+        _train(task, run)
     except (DivergedError, RungError):
         pass  # the metrics file says so, and trying again would give the same
     except (UsageError, DataError) as error:  # so would this
@@ -102,58 +102,58 @@ def trial(config: dict[str, Any]) -> None:
         (run.folder / name).write_text(str(error), encoding="utf-8")
 
 
-def _trial(task: Task, run: Run) -> None:
-    teller = Teller(task, run)
+def _train(task: Task, run: Run) -> None:
+    reporter = MetricReporter(task, run)
     if task.population:
-        _take_over(run)
+        _adopt_checkpoint(run)
     else:
-        for step, metrics in looks(run):
-            teller(step, metrics, over=False)
+        for step, metrics in read_validations(run):
+            reporter(step, metrics, over=False)
     if task.over or run.stop_file.exists():
         return
     if not (run.folder / RESULT).exists():
-        (_train_here if run.workers == 1 else _train_apart)(task, run, teller)
+        (_train_in_process if run.workers == 1 else _train_with_workers)(task, run, reporter)
     if (run.folder / RESULT).exists():
         measure_answers(run, task.metrics)
 
 
-def looks(run: Run) -> list[tuple[int, dict[str, float]]]:
+def read_validations(run: Run) -> list[tuple[int, dict[str, float]]]:
     """The looks that a run's last checkpoint knows of: what came after them is done again."""
     newest = run.newest_checkpoint()
     if newest is None:
         return []
     done = int(newest.name)
     lines = [line for line in read_metrics(run.metrics_file) if line["step"] <= done]
-    return [(line["step"], line["metrics"]) for line in lines if is_look(line["metrics"])]
+    return [(line["step"], line["metrics"]) for line in lines if is_validation(line["metrics"])]
 
 
-def counting(
+def select_counted(
     run: Run, logged: Iterable[tuple[int, Mapping[str, float]]], metrics: Iterable[str],
     shared: str | None,
 ) -> list[tuple[int, Mapping[str, float]]]:  # fmt: skip
     """The looks that schedulers count: those with the sweep's metrics, after the stage up to which
     all trials do the same."""
     since = 0 if shared is None else steps_until(run, shared)
-    wanted = on_the_way(metrics)
+    wanted = intermediate_metrics(metrics)
     return [
         (step, found)
         for step, found in logged
-        if since is not None and step > since and is_look(found)
+        if since is not None and step > since and is_validation(found)
         and all(name in found for name in wanted)
     ]  # fmt: skip
 
 
-def on_the_way(metrics: Iterable[str]) -> list[str]:
+def intermediate_metrics(metrics: Iterable[str]) -> list[str]:
     """Those of a sweep's metrics that a look has."""
-    return [name for name in metrics if name.removeprefix("valid_") not in AT_THE_END]
+    return [name for name in metrics if name.removeprefix("valid_") not in FINAL_METRICS]
 
 
-def is_look(metrics: Mapping[str, float]) -> bool:
+def is_validation(metrics: Mapping[str, float]) -> bool:
     """Whether a logged line is one of valid."""
     return any(name.startswith("valid_") for name in metrics)
 
 
-def diverged(run: Run) -> bool:
+def has_diverged(run: Run) -> bool:
     """Whether the last that a run has logged is no number."""
     lines = read_metrics(run.metrics_file)
     return bool(lines) and not _is_finite(lines[-1]["metrics"])
@@ -164,7 +164,7 @@ def _is_finite(metrics: Mapping[str, float]) -> bool:
     return all(math.isfinite(value) for value in losses)
 
 
-class Teller:
+class MetricReporter:
     """Passes looks on to Tune, which raises SystemExit here to stop the trial."""
 
     def __init__(self, task: Task, run: Run):
@@ -174,26 +174,28 @@ class Teller:
         """What a run logged at a step, and whether all is over after it."""
         if not _is_finite(metrics):
             raise DivergedError
-        if not is_look(metrics):
+        if not is_validation(metrics):
             return
-        if missing := [name for name in on_the_way(self.task.metrics) if name not in metrics]:
-            if missing == ["valid_perplexity"] and self._speaks_later():
+        if missing := [
+            name for name in intermediate_metrics(self.task.metrics) if name not in metrics
+        ]:
+            if missing == ["valid_perplexity"] and self._trains_decoder_later():
                 return
             known = ", ".join(sorted(n.removeprefix("valid_") for n in metrics))
             raise WrongMetricError(
                 f"--metric {missing[0].removeprefix('valid_')}: '{self.run.variant}' has {known}; "
-                f"and when it has finished {', '.join(AT_THE_END)}"
+                f"and when it has finished {', '.join(FINAL_METRICS)}"
             )
         if over:  # there is nothing left to stop, or to take over for
             return
         logged = [(line["step"], line["metrics"]) for line in read_metrics(self.run.metrics_file)]
-        counted = counting(self.run, logged, self.task.metrics, self.task.shared)
+        counted = select_counted(self.run, logged, self.task.metrics, self.task.shared)
         count = sum(each <= step for each, _ in counted)
         if not any(each == step for each, _ in counted):
             return
         from ray import tune
 
-        told = {**metrics, "step": step, LOOK: count}
+        told = {**metrics, "step": step, VALIDATION: count}
         if self.task.population:
             folder = self.run.checkpoints / f"{step:08d}"
             tune.report(told, checkpoint=tune.Checkpoint.from_directory(folder))
@@ -202,12 +204,12 @@ class Teller:
         if self.task.rung is not None and count >= self.task.rung:
             raise RungError
 
-    def _speaks_later(self) -> bool:
+    def _trains_decoder_later(self) -> bool:
         """Whether looks without a perplexity are those of a stage before it learns to speak."""
         return issubclass(find_variant(self.run.variant)[0], DialogueVariant)
 
 
-def _take_over(run: Run) -> None:
+def _adopt_checkpoint(run: Run) -> None:
     """Go on from the checkpoint that Tune hands over: another member's, with its settings
     perturbed; where it is the run's own, nothing changes."""
     from ray import tune
@@ -224,7 +226,7 @@ def _take_over(run: Run) -> None:
     write_log(run, f"taking over a better member's weights at step {standing.total:,}")
 
 
-def _train_here(task: Task, run: Run, teller: Teller) -> None:
+def _train_in_process(task: Task, run: Run, reporter: MetricReporter) -> None:
     import ray
     import torch
 
@@ -232,10 +234,12 @@ def _train_here(task: Task, run: Run, teller: Teller) -> None:
 
     torch.set_num_threads(max(1, int(task.cores)))
     use_gpu = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
-    train(run, ProcessGroup(device=torch.device("cuda" if use_gpu else "cpu")), teller, gauges(run))
+    train(
+        run, ProcessGroup(device=torch.device("cuda" if use_gpu else "cpu")), reporter, gauges(run)
+    )
 
 
-def _train_apart(task: Task, run: Run, teller: Teller) -> None:
+def _train_with_workers(task: Task, run: Run, reporter: MetricReporter) -> None:
     from attune.platform.training.worker import work
 
     failures: list[BaseException] = []
@@ -249,8 +253,8 @@ def _train_apart(task: Task, run: Run, teller: Teller) -> None:
     thread = threading.Thread(target=fit, name=f"fit {run.name}", daemon=True)
     thread.start()
     try:
-        for step, metrics in followed(run, thread):
-            teller(step, metrics, over=False)
+        for step, metrics in follow_metrics(run, thread):
+            reporter(step, metrics, over=False)
     except (SystemExit, DivergedError, RungError):  # workers end after this step
         run.stop_file.touch()
         thread.join()
@@ -259,24 +263,28 @@ def _train_apart(task: Task, run: Run, teller: Teller) -> None:
         raise failure
 
 
-def followed(run: Run, thread: threading.Thread) -> Iterator[tuple[int, dict[str, float]]]:
+def follow_metrics(run: Run, thread: threading.Thread) -> Iterator[tuple[int, dict[str, float]]]:
     """The lines that come after the last checkpoint, as they come; each step's once, though workers
     that died do it again."""
-    done = _saved(run)
+    done = _last_checkpoint_step(run)
     seen: set[tuple[int, bool]] = set()
     alive = True
     while alive:
-        thread.join(SECONDS_BETWEEN_LOOKS)
+        thread.join(POLL_SECONDS)
         alive = thread.is_alive()
         for line in read_metrics(run.metrics_file):
-            step, look = line["step"], is_look(line["metrics"])
+            step, look = line["step"], is_validation(line["metrics"])
             # A look whose checkpoint is not there yet may be lost again.
-            if (step, look) not in seen and step > done and not (look and step > _saved(run)):
+            if (
+                (step, look) not in seen
+                and step > done
+                and not (look and step > _last_checkpoint_step(run))
+            ):
                 seen.add((step, look))
                 yield step, line["metrics"]
 
 
-def _saved(run: Run) -> int:
+def _last_checkpoint_step(run: Run) -> int:
     newest = run.newest_checkpoint()
     return 0 if newest is None else int(newest.name)
 
@@ -298,7 +306,7 @@ def measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
         )
     samples = read_samples(Path(run.data["folder"]), "valid")
     found = evaluate(model.variant, samples, model.columns(samples), model.vocabulary).metrics
-    result["metrics"] |= {f"valid_{name}": found[name] for name in AT_THE_END}
+    result["metrics"] |= {f"valid_{name}": found[name] for name in FINAL_METRICS}
     new = path.with_suffix(".answers")
     new.write_text(json.dumps(result), encoding="utf-8")
     new.replace(path)

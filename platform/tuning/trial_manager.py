@@ -24,28 +24,28 @@ from attune.platform.training.driver import sample_answers
 from attune.platform.training.loop import PROBLEM, RESULT
 from attune.platform.tuning import halving
 from attune.platform.tuning import sweep as sweeps
-from attune.platform.tuning.halving import Climber
+from attune.platform.tuning.halving import TrialProgress
 from attune.platform.tuning.sweep import (
-    ENDED,
-    LOOKS,
+    END_STATE,
     METRICS,
     REASON,
     RUNG,
     RUNS,
     SETTINGS,
-    Ended,
+    VALIDATIONS,
+    EndState,
     Sweep,
 )
 from attune.platform.tuning.tracker import Tracker
 from attune.platform.tuning.trial import (
-    LOOK,
     TASK,
+    VALIDATION,
     WRONG_METRIC,
     Task,
-    counting,
-    diverged,
-    looks,
-    with_settings,
+    apply_settings,
+    has_diverged,
+    read_validations,
+    select_counted,
 )
 
 RETRIES = 2
@@ -60,132 +60,137 @@ Show = Callable[[str, int], None]
 class Outcome:
     """What came of one run of a trial, or of all of them."""
 
-    ended: Ended | Literal["waits"]
+    ended: EndState | Literal["waits"]
     reason: str
     metrics: dict[str, float]
-    looks: list[float]
+    validations: list[float]
     """The first metric's best so far, after each look that counts."""
 
     def __str__(self) -> str:
         return f"{self.ended}: {self.reason}"
 
 
-class Keeper(Callback):
+class TrialManager(Callback):
     """Makes the runs of trials, and keeps what came of them; looks at the clock and at who asks for
     a stop."""
 
     def __init__(self, sweep: Sweep, tracker: Tracker, show: Show):
         self.sweep, self.tracker, self.show = sweep, tracker, show
         self.cores: float = 1
-        self.stopping = self.problem = ""
+        self.stop_reason = self.problem = ""
         self.began, self.spent = time.monotonic(), sweep.spent
         self.queue: collections.deque[tuple[int, Run]] = collections.deque()
         self.live: dict[str, tuple[int, Run]] = {}
         self.restarts: collections.Counter[str] = collections.Counter()
         self.outcomes: dict[int, dict[str, Outcome]] = collections.defaultdict(dict)
-        self._told = {t.number for t in sweep.trials() if ENDED in t.user_attrs}
+        self._ended_trials = {t.number for t in sweep.get_trials() if END_STATE in t.user_attrs}
         remembering = sweep.scheduler == "median"
-        waiting = {each.number for each in self._waiting()}
-        for each in sweep.trials():
-            known = each.user_attrs.get(ENDED)
+        waiting = {each.number for each in self._waiting_trials()}
+        for each in sweep.get_trials():
+            known = each.user_attrs.get(END_STATE)
             interrupted = known is None and each.number not in waiting
             if interrupted or (remembering and known in ("finished", "stopped early")):
                 self._enqueue(each.number)
-            for run in sweep.runs_of(each) if known else ():
-                tracker.end(run, f"{known}: {each.user_attrs[REASON]}")
+            for run in sweep.load_runs(each) if known else ():
+                tracker.finish_run(run, f"{known}: {each.user_attrs[REASON]}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
-    def next(self) -> Task | None:
+    def next_task(self) -> Task | None:
         """The next run of a trial; None where there is none now, or a stop was asked for."""
-        if self.stopping or self.sweep.stop_file.exists():
+        if self.stop_reason or self.sweep.stop_file.exists():
             return None
         while not self.queue:
-            number = self._chosen()
+            number = self._choose_trial()
             if number is None:
                 return None
             self._enqueue(number)
-        return self._task(*self.queue.popleft())
+        return self._create_task(*self.queue.popleft())
 
     @property
     def waits(self) -> bool:
         """Whether there may be more to do when somebody comes to a rung."""
-        return self._halves and bool(self.live) and not self.stopping
+        return self._uses_halving and bool(self.live) and not self.stop_reason
 
     @property
-    def _halves(self) -> bool:
+    def _uses_halving(self) -> bool:
         return self.sweep.scheduler == "asha"
 
-    def _waiting(self) -> list[Climber]:
-        found = self.sweep.climbers() if self._halves else []
+    def _waiting_trials(self) -> list[TrialProgress]:
+        found = self.sweep.collect_progress() if self._uses_halving else []
         return [each for each in found if each.waits]
 
-    def _chosen(self) -> int | None:
+    def _choose_trial(self) -> int | None:
         """Whom to train next: who goes on to the next rung, or a new trial."""
-        climbers = self.sweep.climbers() if self._halves else []
+        collect_progress = self.sweep.collect_progress() if self._uses_halving else []
         # Somebody should have come to the end when the time is over.
-        late = self.sweep.budget is not None and self._seconds() > self.sweep.budget / 2
-        up = halving.best_to_go_on(climbers, least=1 if late else halving.COHORT, highest=late)
-        if up is None and (asked := self.sweep.ask()) is not None:
+        late = self.sweep.budget is not None and self._elapsed_seconds() > self.sweep.budget / 2
+        up = halving.select_promotion(
+            collect_progress, min_group=1 if late else halving.MIN_COHORT, highest_first=late
+        )
+        if up is None and (asked := self.sweep.suggest_trial()) is not None:
             return asked[0]
         busy = {run.variant for _, run in self.live.values()}
-        up = up or halving.best_to_go_on(climbers)
-        up = up or halving.best_of_the_last([c for c in climbers if c.variant not in busy])
+        up = up or halving.select_promotion(collect_progress)
+        up = up or halving.select_finalist([c for c in collect_progress if c.variant not in busy])
         if up is None:
             return None
         self.outcomes.pop(up.number, None)
-        self.sweep.note(up.number, **{RUNG: halving.above(up)})
+        self.sweep.set_trial_attributes(up.number, **{RUNG: halving.next_rung(up)})
         return up.number
 
-    def population(self) -> list[Task]:
+    def create_population(self) -> list[Task]:
         """All members."""
-        while (asked := self.sweep.ask()) is not None:
+        while (asked := self.sweep.suggest_trial()) is not None:
             self._enqueue(asked[0])
-        return [self._task(*self.queue.popleft()) for _ in range(len(self.queue))]
+        return [self._create_task(*self.queue.popleft()) for _ in range(len(self.queue))]
 
-    def _task(self, number: int, run: Run) -> Task:
+    def _create_task(self, number: int, run: Run) -> Task:
         self.live[run.name] = (number, run)
-        if number not in self._told:
+        if number not in self._ended_trials:
             for left in (run.stop_file, run.folder / PROBLEM, run.folder / WRONG_METRIC):
                 left.unlink(missing_ok=True)
-            run = self.tracker.amend(run.folder, status="running")
-            self.tracker.begin(run)
-        kept = self.sweep.frozen(number).user_attrs
+            run = self.tracker.update_run(run.folder, status="running")
+            self.tracker.start_run(run)
+        kept = self.sweep.get_trial(number).user_attrs
         return Task(
             number=number,
             variant=run.variant,
             folder=str(run.folder),
             settings=kept[SETTINGS],
             metrics=self.sweep.metrics,
-            rung=kept.get(RUNG, halving.FIRST) if self._halves else None,
-            shared=self._shared(run),
+            rung=kept.get(RUNG, halving.FIRST_RUNG) if self._uses_halving else None,
+            shared=self._shared_stage(run),
             population=self.sweep.scheduler == "pbt",
-            over=number in self._told,
+            over=number in self._ended_trials,
             cores=self.cores,
         )
 
     def _enqueue(self, number: int) -> None:
         """Have a trial's runs wait for their turn; settings that do not go together have failed."""
         try:
-            made = self._runs(number)
+            made = self._get_or_create_runs(number)
         except (UsageError, DataError) as error:
-            self._tell(number, Outcome(ended="failed", reason=str(error), metrics={}, looks=[]))
+            self._record_outcome(
+                number, Outcome(ended="failed", reason=str(error), metrics={}, validations=[])
+            )
             return
         if made and self.sweep.run_id is None:
-            self._open(made[0])
+            self._start_tracking(made[0])
         parent = self.sweep.run_id
         made = [
-            run if run.parent else self.tracker.amend(run.folder, parent=parent) for run in made
+            run if run.parent else self.tracker.update_run(run.folder, parent=parent)
+            for run in made
         ]
         if len(made) > 1:
-            settings = self.sweep.frozen(number).user_attrs[SETTINGS]
-            self.tracker.group(made, f"{self.sweep.name}-{number:03d}", settings)
+            settings = self.sweep.get_trial(number).user_attrs[SETTINGS]
+            self.tracker.start_group(made, f"{self.sweep.name}-{number:03d}", settings)
         self.queue.extend((number, run) for run in made)
 
-    def _runs(self, number: int) -> list[Run]:
+    def _get_or_create_runs(self, number: int) -> list[Run]:
         """A trial's runs, which are made where they are not there."""
-        kept = self.sweep.frozen(number).user_attrs
+        kept = self.sweep.get_trial(number).user_attrs
         names = [f"{self.sweep.name}-{number:03d}"]
         if self.sweep.repeat > 1:
             names = [f"{names[0]}-seed{place}" for place in range(self.sweep.repeat)]
@@ -193,26 +198,26 @@ class Keeper(Callback):
         for place, name in enumerate(names):
             if (runs_folder() / name / RUN_RECORD).is_file():
                 found = find_run(name)
-                if number not in self._told:
-                    found = self.tracker.amend(found.folder, **current_job())
+                if number not in self._ended_trials:
+                    found = self.tracker.update_run(found.folder, **current_job())
                 made.append(found)
-            elif number not in self._told:
-                made.append(self._new_run(kept, name, self.sweep.seed + place))
+            elif number not in self._ended_trials:
+                made.append(self._create_run(kept, name, self.sweep.seed + place))
         if kept.get(RUNS) != names and made:
-            self.sweep.note(number, **{RUNS: names})
+            self.sweep.set_trial_attributes(number, **{RUNS: names})
         return made
 
-    def _new_run(self, kept: Mapping[str, Any], name: str, seed: int) -> Run:
+    def _create_run(self, kept: Mapping[str, Any], name: str, seed: int) -> Run:
         asked = {key: value for key, value in self.sweep.asked.items() if key != "overrides"}
         overrides = {**self.sweep.asked.get("overrides", {}), **kept[SETTINGS]}
         run = setup.new_run(
             kept["variant"], name=name, seed=seed, overrides=overrides, workers=self.sweep.workers,
             **asked,
         )  # fmt: skip
-        before = (each for trial in self.sweep.trials() for each in self.sweep.runs_of(trial))
+        before = (each for trial in self.sweep.get_trials() for each in self.sweep.load_runs(trial))
         return sharing.start_after_shared_stage(run, before)
 
-    def _open(self, first: Run) -> None:
+    def _start_tracking(self, first: Run) -> None:
         asked = {key: value for key, value in self.sweep.asked.items() if value is not None}
         params = {
             "variants": ",".join(self.sweep.spaces), "metric": ",".join(self.sweep.metrics),
@@ -227,17 +232,18 @@ class Keeper(Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Stop all where it is time."""
-        if self.stopping:
+        if self.stop_reason:
             return
         if self.sweep.stop_file.exists():
-            self._stop("asked to stop")
-        elif self.sweep.budget is not None and self._seconds() > self.sweep.budget:
-            self._stop("the budget is spent")
+            self.stop_all("asked to stop")
+        elif self.sweep.budget is not None and self._elapsed_seconds() > self.sweep.budget:
+            self.stop_all("the budget is spent")
 
-    def _stop(self, why: str) -> None:
-        self.stopping = why
+    def stop_all(self, why: str) -> None:
+        """Ask every running trial to stop after its current step."""
+        self.stop_reason = why
         for number, run in self.live.values():
-            if number not in self._told:
+            if number not in self._ended_trials:
                 run.stop_file.touch()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -245,29 +251,29 @@ class Keeper(Callback):
         task = trial.config[TASK]
         if not task["population"]:
             return
-        before = self.sweep.frozen(task["number"]).user_attrs[SETTINGS]
+        before = self.sweep.get_trial(task["number"]).user_attrs[SETTINGS]
         if before == task["settings"]:
             return
-        self.sweep.note(task["number"], **{SETTINGS: task["settings"]})
-        changed = with_settings(read_run(Path(task["folder"])), task["settings"])
-        self.tracker.amend(changed.folder, config=changed.config, training=changed.training)
-        said = _text({k: v for k, v in task["settings"].items() if before.get(k) != v})
-        self.tracker.tag(changed, {f"took over after look {_look(trial)}": said})
+        self.sweep.set_trial_attributes(task["number"], **{SETTINGS: task["settings"]})
+        changed = apply_settings(read_run(Path(task["folder"])), task["settings"])
+        self.tracker.update_run(changed.folder, config=changed.config, training=changed.training)
+        said = _format_settings({k: v for k, v in task["settings"].items() if before.get(k) != v})
+        self.tracker.tag_run(changed, {f"took over after look {_validation_count(trial)}": said})
         self.show(f"trial {task['number']} takes over a better one's weights, with {said}", -1)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Keep what came of a run."""
-        self._ended(trial, "")
+        self._record_run_end(trial, "")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Keep that it failed, after all retries."""
         error = trial.get_error()
-        if error is None and self._begins_again(trial.config[TASK]):
+        if error is None and self._requeue(trial.config[TASK]):
             return
         lines = str(error or "").strip().splitlines()  # a traceback
-        self._ended(trial, lines[-1][:500] if lines else "it died")
+        self._record_run_end(trial, lines[-1][:500] if lines else "it died")
 
-    def _begins_again(self, task: Mapping[str, Any]) -> bool:
+    def _requeue(self, task: Mapping[str, Any]) -> bool:
         """Tune makes good the death of a process in a trial, but not before one: where the process
         that was to be used again is gone, the trial fails without an error."""
         name = Path(task["folder"]).name
@@ -277,145 +283,159 @@ class Keeper(Callback):
         self.queue.appendleft(self.live.pop(name))
         return True
 
-    def _ended(self, trial: Any, error: str) -> None:
+    def _record_run_end(self, trial: Any, error: str) -> None:
         task = Task(**trial.config[TASK])
         folder = Path(task.folder)
         number, run = self.live.pop(folder.name)
-        if number in self._told:
+        if number in self._ended_trials:
             return
-        outcome = self._outcome(run, task.rung, error)
-        status: Status = "stopped" if outcome is None else _status(outcome.ended)
-        ended = self.tracker.amend(folder, status=status, result=_result(run))
+        outcome = self._determine_outcome(run, task.rung, error)
+        status: Status = "stopped" if outcome is None else _run_status(outcome.ended)
+        ended = self.tracker.update_run(folder, status=status, result=_read_result(run))
         if outcome is None:
-            self.tracker.end(ended, self.stopping)
+            self.tracker.finish_run(ended, self.stop_reason)
             so_far = ended.result.get("metrics", {})
-            self.sweep.note(number, **{METRICS: so_far})
+            self.sweep.set_trial_attributes(number, **{METRICS: so_far})
             return
-        self.tracker.end(ended, str(outcome), for_good=outcome.ended != "waits")
+        self.tracker.finish_run(ended, str(outcome), final=outcome.ended != "waits")
         together = self.outcomes[number]
         together[run.name] = outcome
         if len(together) == self.sweep.repeat:
-            self._tell(number, _together(list(together.values())))
+            self._record_outcome(number, _combine_seeds(list(together.values())))
 
-    def _outcome(self, run: Run, rung: int | None, error: str) -> Outcome | None:
+    def _determine_outcome(self, run: Run, rung: int | None, error: str) -> Outcome | None:
         """None where it was interrupted, and can go on."""
-        found = self._looks(run)
+        found = self._best_so_far(run)
         problem, wrong = run.folder / PROBLEM, run.folder / WRONG_METRIC
-        ended: Ended | Literal["waits"]
+        ended: EndState | Literal["waits"]
         if (run.folder / RESULT).exists():
             ended, reason = "finished", "all steps done, or no improvement any more"
         elif wrong.exists():  # so it is for all
             ended, reason = "failed", wrong.read_text(encoding="utf-8")
             self.problem = self.problem or reason
-            self._stop(reason)
+            self.stop_all(reason)
         elif problem.exists():
             ended, reason = "failed", problem.read_text(encoding="utf-8")
         elif error:
             ended, reason = "failed", error
-        elif diverged(run):
+        elif has_diverged(run):
             ended, reason = "diverged", "the loss is no number any more"
         elif rung is not None and len(found) >= rung:
             ended, reason = "waits", f"after look {len(found)}"
-        elif self.stopping:
+        elif self.stop_reason:
             return None
-        elif self._halves:
+        elif self._uses_halving:
             ended, reason = "failed", f"it ended after look {len(found)}, and was not to"
         else:
             ended, reason = "stopped early", f"by {self.sweep.scheduler} after look {len(found)}"
-        metrics = {k: float(v) for k, v in _result(run).get("metrics", {}).items() if v is not None}
-        return Outcome(ended=ended, reason=reason, metrics=metrics, looks=found)
+        metrics = {
+            k: float(v) for k, v in _read_result(run).get("metrics", {}).items() if v is not None
+        }
+        return Outcome(ended=ended, reason=reason, metrics=metrics, validations=found)
 
-    def _shared(self, run: Run) -> str | None:
+    def _shared_stage(self, run: Run) -> str | None:
         """The stage up to which all trials of a variant do the same."""
         return sharing.shared_stage(run, self.sweep.spaces[run.variant])
 
-    def _looks(self, run: Run) -> list[float]:
+    def _best_so_far(self, run: Run) -> list[float]:
         name = self.sweep.metrics[0]
-        more = sweeps.more_is_better(name)
-        counted = counting(run, looks(run), self.sweep.metrics, self._shared(run))
-        values = [sweeps.value_of(metrics, name) for _, metrics in counted]
+        more = sweeps.is_maximized(name)
+        counted = select_counted(
+            run, read_validations(run), self.sweep.metrics, self._shared_stage(run)
+        )
+        values = [sweeps.metric_value(metrics, name) for _, metrics in counted]
         worst = -math.inf if more else math.inf
         known = (worst if math.isnan(value) else value for value in values)
         return list(itertools.accumulate(known, max if more else min))
 
-    def _tell(self, number: int, outcome: Outcome) -> None:
+    def _record_outcome(self, number: int, outcome: Outcome) -> None:
         """Keep what came of a trial, for good unless it waits."""
         if outcome.ended == "waits":
-            self.sweep.note(number, **{METRICS: outcome.metrics, LOOKS: outcome.looks})
+            self.sweep.set_trial_attributes(
+                number, **{METRICS: outcome.metrics, VALIDATIONS: outcome.validations}
+            )
         else:
-            self._end(number, outcome)
-        settings = self.sweep.frozen(number).user_attrs[SETTINGS]
+            self._record_trial_end(number, outcome)
+        settings = self.sweep.get_trial(number).user_attrs[SETTINGS]
         shown = " ".join(
             f"{name.removeprefix('valid_')} {outcome.metrics[name]:.4g}"
             for name in self.sweep.metrics
             if name in outcome.metrics
         )
         reason = "" if outcome.ended == "finished" else f" ({outcome.reason})"
-        line = f"trial {number} {outcome.ended}{reason}: {shown}  {_text(settings)}"
-        self.show(line, len(self._told) + len(self._waiting()))
-        self.sweep = self.sweep.update(spent=self._seconds())
+        line = f"trial {number} {outcome.ended}{reason}: {shown}  {_format_settings(settings)}"
+        self.show(line, len(self._ended_trials) + len(self._waiting_trials()))
+        self.sweep = self.sweep.update(spent=self._elapsed_seconds())
 
-    def _end(self, number: int, outcome: Outcome) -> None:
+    def _record_trial_end(self, number: int, outcome: Outcome) -> None:
         assert outcome.ended != "waits"
-        self.sweep.tell(number, outcome.ended, outcome.reason, outcome.metrics, outcome.looks)
-        self._told.add(number)
-        runs = self.sweep.runs_of(self.sweep.frozen(number))
+        self.sweep.record_result(
+            number, outcome.ended, outcome.reason, outcome.metrics, outcome.validations
+        )
+        self._ended_trials.add(number)
+        runs = self.sweep.load_runs(self.sweep.get_trial(number))
         for run in runs:
-            self.tracker.end(run, str(outcome))
+            self.tracker.finish_run(run, str(outcome))
         if len(runs) > 1:
-            self.tracker.end_group(runs[0], _status(outcome.ended), outcome.metrics)
+            self.tracker.finish_group(runs[0], _run_status(outcome.ended), outcome.metrics)
 
-    def _seconds(self) -> float:
+    def _elapsed_seconds(self) -> float:
         return self.spent + time.monotonic() - self.began
 
     def finish(self) -> Sweep:
         """Say how it stands; unless it was asked to stop, the best trial's model is kept in MLflow:
         after a budget nobody may ever go on with it."""
-        over = not self.stopping and not self.sweep.stop_file.exists()
-        for climber in self._waiting() if over else ():
-            self._give_up(climber)
+        over = not self.stop_reason and not self.sweep.stop_file.exists()
+        for progress in self._waiting_trials() if over else ():
+            self._end_waiting_trial(progress)
         status: Status = "finished" if over else "failed" if self.problem else "stopped"
-        sweep = self.sweep.update(status=status, spent=self._seconds())
-        best = sweep.best()
-        done = best is not None and best.user_attrs.get(ENDED) == "finished"
+        sweep = self.sweep.update(status=status, spent=self._elapsed_seconds())
+        best = sweep.best_trial()
+        done = best is not None and best.user_attrs.get(END_STATE) == "finished"
         if best is not None and done and not (self.problem or sweep.stop_file.exists()):
-            for run in sweep.runs_of(best)[:1]:
+            for run in sweep.load_runs(best)[:1]:
                 if run.name != sweep.registered:
-                    self.tracker.keep(run, sample_answers(run), {"best_of": sweep.name})
+                    self.tracker.register_model(run, sample_answers(run), {"best_of": sweep.name})
                     sweep = sweep.update(registered=run.name)
         self.tracker.close(SECONDS_TO_SEND)
         if sweep.run_id is not None:
             found = {} if best is None else best.user_attrs[METRICS]
             metrics = {f"best_{k}": v for k, v in found.items() if np.isfinite(v)}
-            counts = {"trials": len(sweep.trials()), "stopped_early": sweep.count("stopped early"),
-                      "failed": sweep.count("failed", "diverged")}  # fmt: skip
+            counts = {
+                "trials": len(sweep.get_trials()),
+                "stopped_early": sweep.count("stopped early"),
+                "failed": sweep.count("failed", "diverged"),
+            }
             tags = tracking.job_tags(sweep.job, sweep.dashboard)
             if best is not None:
-                tags["best"] = f"trial {best.number}: {_text(best.user_attrs[SETTINGS])}"
+                tags["best"] = f"trial {best.number}: {_format_settings(best.user_attrs[SETTINGS])}"
             tracking.finish_group(sweep.run_id, status, {**metrics, **counts}, tags)
         return sweep
 
-    def _give_up(self, climber: Climber) -> None:
+    def _end_waiting_trial(self, progress: TrialProgress) -> None:
         """It waits, and nobody will take it up any more."""
-        kept = self.sweep.frozen(climber.number).user_attrs
-        reason = f"by {self.sweep.scheduler} after look {len(climber.costs)}"
+        kept = self.sweep.get_trial(progress.number).user_attrs
+        reason = f"by {self.sweep.scheduler} after look {len(progress.costs)}"
         outcome = Outcome(
-            ended="stopped early", reason=reason, metrics=kept[METRICS], looks=kept[LOOKS]
+            ended="stopped early",
+            reason=reason,
+            metrics=kept[METRICS],
+            validations=kept[VALIDATIONS],
         )
-        self._end(climber.number, outcome)
+        self._record_trial_end(progress.number, outcome)
 
 
-def _look(trial: Any) -> int:
-    return int((trial.last_result or {}).get(LOOK, 0))
+def _validation_count(trial: Any) -> int:
+    return int((trial.last_result or {}).get(VALIDATION, 0))
 
 
-def _status(ended: Ended | Literal["waits"]) -> Status:
+def _run_status(ended: EndState | Literal["waits"]) -> Status:
     if ended == "finished":
         return "finished"
     return "stopped" if ended in ("stopped early", "waits") else "failed"
 
 
-def _result(run: Run) -> dict[str, Any]:
+def _read_result(run: Run) -> dict[str, Any]:
     """What a run has reached, whether or not it came to its end."""
     path = run.folder / RESULT
     if path.exists():
@@ -424,17 +444,17 @@ def _result(run: Run) -> dict[str, Any]:
     newest = run.newest_checkpoint()
     if newest is None:
         return {}
-    standing = checkpoints.read_state(newest)
+    state = checkpoints.read_state(newest)
     return {
-        "steps": standing.total,
-        "seconds": standing.total_seconds,
-        "best_step": standing.best_step,
+        "steps": state.total,
+        "seconds": state.total_seconds,
+        "best_step": state.best_step,
         # Where it has begun after another's stage, what is known is that stage's last look.
-        "metrics": standing.best_metrics or next((m for _, m in reversed(looks(run))), {}),
+        "metrics": state.best_metrics or next((m for _, m in reversed(read_validations(run))), {}),
     }
 
 
-def _together(outcomes: list[Outcome]) -> Outcome:
+def _combine_seeds(outcomes: list[Outcome]) -> Outcome:
     """Several seeds as one: their means; the first that did not finish says how it ended."""
     if len(outcomes) == 1:
         return outcomes[0]
@@ -444,14 +464,17 @@ def _together(outcomes: list[Outcome]) -> Outcome:
     values = {name: found for name, found in values.items() if np.isfinite(found).all()}
     spread = {f"{name}_std": statistics.stdev(found) for name, found in values.items()}
     means = {name: statistics.fmean(found) for name, found in values.items()}
-    most = max(len(each.looks) for each in outcomes)
+    most = max(len(each.validations) for each in outcomes)
     # Who finished before the others stays at its best.
-    longest = [[*each.looks, *each.looks[-1:] * (most - len(each.looks))] for each in outcomes]
+    longest = [
+        [*each.validations, *each.validations[-1:] * (most - len(each.validations))]
+        for each in outcomes
+    ]
     together = [statistics.fmean(values) for values in zip(*longest, strict=False)]
-    return dataclasses.replace(worst, metrics={**means, **spread}, looks=together)
+    return dataclasses.replace(worst, metrics={**means, **spread}, validations=together)
 
 
-def _text(settings: Mapping[str, Any]) -> str:
+def _format_settings(settings: Mapping[str, Any]) -> str:
     return " ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in settings.items()

@@ -33,10 +33,10 @@ def home(tmp_path, monkeypatch, prepared):
 
 
 def test_commands_and_options():
-    described, recorded = interface.describe_commands(), interface.read_record()["commands"]
-    assert set(described) == set(recorded)
+    summarize, recorded = interface.describe_commands(), interface.read_record()["commands"]
+    assert set(summarize) == set(recorded)
     for command, parameters in recorded.items():
-        assert described[command] == parameters, command
+        assert summarize[command] == parameters, command
 
 
 def test_the_keys_of_every_command_with_json_are_recorded():
@@ -76,8 +76,8 @@ def test_train(call, monkeypatch):
 
 def run_trials(sweep, _):
     """End every trial of a sweep with a result for each of its metrics."""
-    while (trial := sweep.ask()) is not None:
-        sweep.tell(trial[0], "finished", "", dict.fromkeys(sweep.metrics, trial[0] + 1.0))
+    while (trial := sweep.suggest_trial()) is not None:
+        sweep.record_result(trial[0], "finished", "", dict.fromkeys(sweep.metrics, trial[0] + 1.0))
     return sweep.update(status="finished")
 
 
@@ -93,7 +93,7 @@ def test_sweeps(call, home, monkeypatch):
         assert len(json_output(call("tune", "show", name, "--json"))["table"]) == 4
     folder = json_output(call("tune", "report", "one", "--json"))["report"]
     assert folder == str(home / "sweeps" / "one" / "report")
-    with make("busy", status="running").alone():
+    with make("busy", status="running").lock():
         assert json_output(call("tune", "stop", "busy", "--json"))["asked"]
     assert len(json_output(call("tune", "list", "--json"))["sweeps"]) == 3
 
@@ -108,11 +108,11 @@ def test_a_report_over_several_seeds(call, home, monkeypatch):
 
     def run_two_trials(sweep, _):
         for ended, steps in (("finished", 9), ("stopped early", 1)):
-            number, _, _ = sweep.ask()
+            number, _, _ = sweep.suggest_trial()
             result = {"steps": steps, "samples": {"train": 3}}
             run = write_run(home, f"trial-{number}", "dummy", result=result)
-            sweep.note(number, runs=[run.name])
-            sweep.tell(number, ended, "", {"valid_loss": 1.0}, [1.0])
+            sweep.set_trial_attributes(number, runs=[run.name])
+            sweep.record_result(number, ended, "", {"valid_loss": 1.0}, [1.0])
         return sweep.update(status="finished")
 
     monkeypatch.setattr(tuning_driver, "run", run_two_trials)

@@ -26,7 +26,7 @@ from attune.platform.training.loop import Training
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.validation import compute_validation_metrics
 from attune.platform.training.worker import train
-from attune.platform.tuning.spaces import ends, groups_of
+from attune.platform.tuning.spaces import boundary_values, get_search_groups
 from tests.golden.interface import assert_json_keys
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -161,12 +161,14 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
     steps, settings = 16, {**NOISY, "evaluate_every": 4}
     base = begin(name, "base", max_steps=steps, **settings)
     assert train_run(base)
-    spaces = {key: tried for group in groups_of(name).values() for key, tried in group.items()}
+    spaces = {
+        key: tried for group in get_search_groups(name).values() for key, tried in group.items()
+    }
     own = all_variants()[name][0]
     for stage, keys in own.stage_independent_settings(own.Config(**base.config)).items():
         expected = (base.model_after(stage) / MODEL_WEIGHTS).read_bytes()
         for key in keys:
-            value = next(v for v in ends(spaces[key]) if v != base.config[key])
+            value = next(v for v in boundary_values(spaces[key]) if v != base.config[key])
             run = begin(name, f"other-{key}", max_steps=steps, **settings, **{key: value})
             assert train_run(run)
             assert (run.model_after(stage) / MODEL_WEIGHTS).read_bytes() == expected, key

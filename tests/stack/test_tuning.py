@@ -65,10 +65,10 @@ def wait_for(condition, process):
 
 def ended(name):
     """The trials that a sweep's record says have ended."""
-    path = sweeps.folder_of_sweeps() / name / sweeps.STUDY
+    path = sweeps.sweeps_folder() / name / sweeps.STUDY
     if not path.is_file() or not path.stat().st_size:
         return {}
-    trials = sweeps.find(name).trials()
+    trials = sweeps.find_sweep(name).get_trials()
     return {t.number: t.user_attrs["ended"] for t in trials if "ended" in t.user_attrs}
 
 
@@ -119,7 +119,7 @@ def test_a_sweep_stops_early_and_survives_its_trials_and_its_driver():
 def assert_tracked(name, result):
     """One run for the sweep, one below it for each trial, with the reason it ended."""
     client = MlflowClient(tracking_uri=find_run(f"{name}-000").tracking)
-    parent = client.get_run(sweeps.find(name).run_id)
+    parent = client.get_run(sweeps.find_sweep(name).run_id)
     assert parent.info.status == "FINISHED"
     for number in range(result["trials"]):
         run = find_run(f"{name}-{number:03d}")
@@ -149,9 +149,9 @@ def test_a_population_takes_over():
     assert took
     assert [run.status for run in members] == ["finished"] * 2
     for run in took:
-        settings = sweeps.find("pbt").frozen(int(run.name[-3:])).user_attrs["settings"]
+        settings = sweeps.find_sweep("pbt").get_trial(int(run.name[-3:])).user_attrs["settings"]
         assert run.training["learning_rate"] == settings["learning_rate"]
-        first = sweeps.find("pbt").frozen(int(run.name[-3:])).params["learning_rate"]
+        first = sweeps.find_sweep("pbt").get_trial(int(run.name[-3:])).params["learning_rate"]
         assert settings["learning_rate"] != first
         logged = {line["metrics"]["learning_rate"] for line in read_metrics(run.metrics_file)
                   if "learning_rate" in line["metrics"]}  # fmt: skip

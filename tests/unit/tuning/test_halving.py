@@ -11,10 +11,17 @@ from attune.platform.runs.metrics_file import MetricsFile
 from attune.platform.training import checkpoints, sharing
 from attune.platform.training.loop import RESULT
 from attune.platform.tuning import halving, report, sweep, trial_manager
-from attune.platform.tuning.halving import Climber
-from attune.platform.tuning.trial import LOOK, RungError, Task, Teller, followed, looks
+from attune.platform.tuning.halving import TrialProgress
+from attune.platform.tuning.trial import (
+    VALIDATION,
+    MetricReporter,
+    RungError,
+    Task,
+    follow_metrics,
+    read_validations,
+)
 from tests.runs import write_run
-from tests.sweeps import SPACE, amend, make
+from tests.sweeps import SPACE, make, update_run
 
 
 @pytest.fixture(autouse=True)
@@ -23,72 +30,76 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def climbers(*costs, rung=1, variant="a", start=0):
+def collect_progress(*costs, rung=1, variant="a", start=0):
     return [
-        Climber(number=n, variant=variant, costs=[cost], rung=rung, ended=False, finished=False)
+        TrialProgress(
+            number=n, variant=variant, costs=[cost], rung=rung, ended=False, finished=False
+        )
         for n, cost in enumerate(costs, start=start)
     ]
 
 
 def test_the_best_third_goes_on():
-    assert halving.best_to_go_on(climbers(2.0, 1.0)) is None
-    three = climbers(2.0, 1.0, 3.0)
-    assert halving.best_to_go_on(three).number == 1
-    assert halving.best_to_go_on(three, least=4) is None
+    assert halving.select_promotion(collect_progress(2.0, 1.0)) is None
+    three = collect_progress(2.0, 1.0, 3.0)
+    assert halving.select_promotion(three).number == 1
+    assert halving.select_promotion(three, min_group=4) is None
     three[1] = dataclasses.replace(three[1], rung=3)  # on its way
-    assert halving.best_to_go_on(three) is None
+    assert halving.select_promotion(three) is None
     three[1] = dataclasses.replace(three[1], costs=[1.0, 1.0, 1.0])
-    assert halving.best_to_go_on(three) is None  # alone at its rung
-    assert halving.best_of_the_last(three).number == 1
+    assert halving.select_promotion(three) is None  # alone at its rung
+    assert halving.select_finalist(three).number == 1
     three[1] = dataclasses.replace(three[1], ended=True, finished=True)
-    assert halving.best_of_the_last(three) is None
+    assert halving.select_finalist(three) is None
 
 
 def test_who_beats_what_has_finished_goes_on_however_few_there_are():
-    old = Climber(
+    old = TrialProgress(
         number=0, variant="a", costs=[3.0, 3.0, 3.0], rung=3, ended=True, finished=True
     )  # fmt: skip
     new = dataclasses.replace(old, number=1, ended=False, finished=False)
-    assert halving.best_of_the_last([old, dataclasses.replace(new, costs=[9.0] * 3)]) is None
+    assert halving.select_finalist([old, dataclasses.replace(new, costs=[9.0] * 3)]) is None
     better = dataclasses.replace(new, costs=[9.0, 9.0, 2.0])
-    assert halving.best_of_the_last([old, better]) == better
-    assert halving.above(better) == 9
-    assert halving.above(dataclasses.replace(better, costs=[2.0] * 10)) == 27  # it is past the 9th
+    assert halving.select_finalist([old, better]) == better
+    assert halving.next_rung(better) == 9
+    assert (
+        halving.next_rung(dataclasses.replace(better, costs=[2.0] * 10)) == 27
+    )  # it is past the 9th
 
 
 def test_where_there_is_little_time_the_highest_rung_comes_first():
-    low = climbers(1.0, 2.0, 3.0)
+    low = collect_progress(1.0, 2.0, 3.0)
     high = [
         dataclasses.replace(each, number=each.number + 3, costs=[4.0, 4.0, 4.0], rung=3)
-        for each in climbers(1.0, 2.0, 3.0)
+        for each in collect_progress(1.0, 2.0, 3.0)
     ]
-    assert halving.best_to_go_on([*low, *high]).number == 0
-    assert halving.best_to_go_on([*low, *high], highest=True).number == 3
+    assert halving.select_promotion([*low, *high]).number == 0
+    assert halving.select_promotion([*low, *high], highest_first=True).number == 3
 
 
 def test_who_learns_slowly_is_held_against_its_own_variant():
-    fast = climbers(1.0, 2.0, 3.0)
+    fast = collect_progress(1.0, 2.0, 3.0)
     fast[0] = dataclasses.replace(fast[0], ended=True, finished=True)
-    slow = climbers(91.0, 90.0, 92.0, variant="slow", start=3)
-    assert halving.best_to_go_on([*fast, *slow]).number == 4
-    assert halving.best_of_the_last([*fast, *slow[:2]]).number == 4
+    slow = collect_progress(91.0, 90.0, 92.0, variant="slow", start=3)
+    assert halving.select_promotion([*fast, *slow]).number == 4
+    assert halving.select_finalist([*fast, *slow[:2]]).number == 4
 
 
 def test_a_trial_leaves_off_at_its_rung(home, monkeypatch):
     monkeypatch.setattr("ray.tune.report", lambda _: None)
     run = write_run(home, "s-000", "dummy")
     task = Task(number=0, variant="dummy", folder="", settings={}, metrics=("valid_loss",), rung=3)
-    teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
+    reporter, file = MetricReporter(task, run), MetricsFile(run.metrics_file, 0)
     for step in (1, 2, 3):
         file.add(step, {"valid_loss": 1.0})
         if step < 3:
-            teller(step, {"valid_loss": 1.0}, over=False)
-    teller(3, {"valid_loss": 1.0}, over=True)  # then it has finished
+            reporter(step, {"valid_loss": 1.0}, over=False)
+    reporter(3, {"valid_loss": 1.0}, over=True)  # then it has finished
     with pytest.raises(RungError):
-        teller(3, {"valid_loss": 1.0}, over=False)
+        reporter(3, {"valid_loss": 1.0}, over=False)
 
 
-LOOKS = 9
+VALIDATIONS = 9
 FINAL = [(7 * n) % 16 for n in range(16)]
 """How good each of sixteen trials is."""
 
@@ -97,7 +108,7 @@ class Trainer:
     """Stands in for Tune: a look at valid, and its checkpoint, is a line in the run's file."""
 
     def __init__(self, home, monkeypatch, metric="valid_perplexity", **fields):
-        self.home, self.metric, self.looks, self.tasks = home, metric, 0, 0
+        self.home, self.metric, self.validations, self.tasks = home, metric, 0, 0
         found = make(samples=16, scheduler="asha", run_id="group", metrics=(metric,), **fields)
         self.folder = found.folder
         monkeypatch.setattr(trial_manager.setup, "new_run", self.new_run)
@@ -107,65 +118,65 @@ class Trainer:
     def new_run(self, variant, *, name, seed, **_):
         return write_run(self.home, name, variant, seed=seed)
 
-    def keeper(self):
+    def manager(self):
         self.tags = {}
         tracker = SimpleNamespace(
-            amend=amend, begin=lambda _: None,
-            end=lambda run, why, **_: self.tags.update({run.name: why}),
-            group=lambda *_: None, end_group=lambda *_: None, keep=lambda *_: None,
-            close=lambda _: None,
+            update_run=update_run, start_run=lambda _: None,
+            finish_run=lambda run, why, **_: self.tags.update({run.name: why}),
+            start_group=lambda *_: None, finish_group=lambda *_: None,
+            register_model=lambda *_: None, close=lambda _: None,
         )  # fmt: skip
-        return trial_manager.Keeper(sweep.read(self.folder), tracker, lambda *_: None)
+        return trial_manager.TrialManager(sweep.read_sweep(self.folder), tracker, lambda *_: None)
 
     def train(self, task):
         self.tasks += 1
         run = task.run()
-        done = len(looks(run))
+        done = len(read_validations(run))
         file = MetricsFile(run.metrics_file, done)
         quality = FINAL[task.number] + run.seed / 10
         value = 50.0 - quality if "accuracy" in self.metric else 50.0 + quality
-        for look in range(done + 1, min(task.rung, LOOKS) + 1):
+        for look in range(done + 1, min(task.rung, VALIDATIONS) + 1):
             file.add(look, {self.metric: value})
-            self.looks += 1
+            self.validations += 1
             standing = checkpoints.TrainState(total=look, best_metrics={self.metric: value})
             checkpoints.write_checkpoint(
                 run.checkpoints, standing, first=True, barrier=lambda: None,
                 save_engines=lambda path: path.mkdir(),
                 save_weights=lambda path: path.write_bytes(b""),
             )  # fmt: skip
-        if task.rung >= LOOKS:
-            result = {"steps": LOOKS, "metrics": {self.metric: value}}
+        if task.rung >= VALIDATIONS:
+            result = {"steps": VALIDATIONS, "metrics": {self.metric: value}}
             (run.folder / RESULT).write_text(json.dumps(result))
 
-    def go(self, keeper, tasks=math.inf):
+    def go(self, manager, tasks=math.inf):
         """Train two at a time, until the sweep is over or so many were trained."""
         live, count = [], 0
         while True:
-            while len(live) < 2 and (task := keeper.next()) is not None:
+            while len(live) < 2 and (task := manager.next_task()) is not None:
                 live.append(task)
             if not live:
-                assert not keeper.waits
-                return keeper.finish()
+                assert not manager.waits
+                return manager.finish()
             task = live.pop(0)
             self.train(task)
             count += 1
             if count > tasks:  # the driver dies before it hears of it
                 return None
             config = {trial_manager.TASK: dataclasses.asdict(task)}
-            keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+            manager.on_trial_complete(0, [], SimpleNamespace(config=config))
 
 
 @pytest.mark.parametrize("metric", ["valid_perplexity", "valid_emotion_accuracy"])
 def test_sixteen_trials_cost_as_much_as_four(home, monkeypatch, metric):
     trainer = Trainer(home, monkeypatch, metric)
-    ended = trainer.go(trainer.keeper())
-    assert trainer.looks == 16 + 5 * 2 + 1 * 6
+    ended = trainer.go(trainer.manager())
+    assert trainer.validations == 16 + 5 * 2 + 1 * 6
     assert ended.status == "finished"
     assert (ended.count("finished"), ended.count("stopped early")) == (1, 15)
-    assert ended.best().number == FINAL.index(0)
+    assert ended.best_trial().number == FINAL.index(0)
     assert trainer.tags[f"s-{FINAL.index(1):03d}"] == "stopped early: by asha after look 3"
     assert trainer.tags[f"s-{FINAL.index(15):03d}"] == "stopped early: by asha after look 1"
-    second = ended.frozen(FINAL.index(1))
+    second = ended.get_trial(FINAL.index(1))
     assert second.state.name == "PRUNED"
     assert len(second.intermediate_values) == 3
 
@@ -173,44 +184,46 @@ def test_sixteen_trials_cost_as_much_as_four(home, monkeypatch, metric):
 @pytest.mark.parametrize("after", [0, 5, 16, 19, 21])
 def test_a_driver_that_dies_has_lost_no_look(home, monkeypatch, after):
     trainer = Trainer(home, monkeypatch)
-    assert trainer.go(trainer.keeper(), after) is None
-    ended = trainer.go(trainer.keeper())
-    assert trainer.looks == 32
+    assert trainer.go(trainer.manager(), after) is None
+    ended = trainer.go(trainer.manager())
+    assert trainer.validations == 32
     assert trainer.tasks == 16 + 5 + 1 + 1  # only who was not heard of is asked again
     assert (ended.count("finished"), ended.count("stopped early")) == (1, 15)
-    assert ended.best().number == FINAL.index(0)
+    assert ended.best_trial().number == FINAL.index(0)
 
 
 def test_who_waits_when_the_budget_is_spent_goes_on_later(home, monkeypatch):
     trainer = Trainer(home, monkeypatch)
-    keeper = trainer.keeper()
+    manager = trainer.manager()
     for _ in range(4):
-        task = keeper.next()
+        task = manager.next_task()
         trainer.train(task)
         config = {trial_manager.TASK: dataclasses.asdict(task)}
-        keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
-    keeper._stop("the budget is spent")
-    assert keeper.next() is None
-    stopped = keeper.finish()
+        manager.on_trial_complete(0, [], SimpleNamespace(config=config))
+    manager.stop_all("the budget is spent")
+    assert manager.next_task() is None
+    stopped = manager.finish()
     assert (stopped.status, stopped.count("stopped early")) == ("stopped", 0)
-    assert stopped.described()["best"]["metrics"] == {"valid_perplexity": 50.0}
-    assert trainer.go(trainer.keeper()).count("stopped early") == 15
-    assert trainer.looks == 32
+    assert stopped.summarize()["best"]["metrics"] == {"valid_perplexity": 50.0}
+    assert trainer.go(trainer.manager()).count("stopped early") == 15
+    assert trainer.validations == 32
 
 
 def test_seeds_go_on_together(home, monkeypatch):
     trainer = Trainer(home, monkeypatch, repeat=2)
-    ended = trainer.go(trainer.keeper())
-    assert trainer.looks == 2 * 32
-    assert ended.best().user_attrs["metrics"]["valid_perplexity"] == pytest.approx(50.05)
+    ended = trainer.go(trainer.manager())
+    assert trainer.validations == 2 * 32
+    assert ended.best_trial().user_attrs["metrics"]["valid_perplexity"] == pytest.approx(50.05)
 
 
 def test_a_search_learns_from_those_that_wait():
     found = make(search="optuna", samples=40)
     for _ in range(24):
-        number, _, settings = found.ask()
-        found.note(number, looks=[abs(math.log10(settings["learning_rate"]) + 3.5)])
-    rates = [math.log10(found.ask()[2]["learning_rate"]) for _ in range(12)]
+        number, _, settings = found.suggest_trial()
+        found.set_trial_attributes(
+            number, validations=[abs(math.log10(settings["learning_rate"]) + 3.5)]
+        )
+    rates = [math.log10(found.suggest_trial()[2]["learning_rate"]) for _ in range(12)]
     away = sum(abs(rate + 3.5) for rate in rates) / len(rates)
     span = math.log10(SPACE["learning_rate"].high / SPACE["learning_rate"].low)
     assert away < span / 6  # at random it would be above a quarter
@@ -219,36 +232,38 @@ def test_a_search_learns_from_those_that_wait():
 def test_settings_are_compared_where_most_trials_came():
     found = make(samples=16, scheduler="asha")
     for _ in range(16):
-        number, _, settings = found.ask()
+        number, _, settings = found.suggest_trial()
         cost = math.log10(settings["learning_rate"]) ** 2
-        looked = [cost] if number else [cost, 1.0, 1.0]
+        validations = [cost] if number else [cost, 1.0, 1.0]
         ended = "stopped early" if number else "finished"
-        found.tell(number, ended, "", {"valid_perplexity": looked[-1]}, looked)
-    whom = report.compared(found)
-    assert (len(whom.trials), whom.look) == (16, 1)
+        found.record_result(number, ended, "", {"valid_perplexity": validations[-1]}, validations)
+    whom = report.select_comparable(found)
+    assert (len(whom.trials), whom.validation) == (16, 1)
     assert [trial.value for trial in whom.trials][1:] == [
-        trial.user_attrs["looks"][0] for trial in found.trials()[1:]
+        trial.user_attrs["validations"][0] for trial in found.get_trials()[1:]
     ]
-    assert report.importances(found)["learning_rate"] > 0.8  # one finished trial shows nothing
-    assert "16 trials that came to look 1" in str(whom)
+    assert (
+        report.compute_importances(found)["learning_rate"] > 0.8
+    )  # one finished trial shows nothing
+    assert "16 trials that reached validation 1" in str(whom)
 
 
 def test_settings_are_compared_by_whole_trials_where_most_finished():
     found = make(samples=4)
     for _ in range(4):
-        number, _, _ = found.ask()
+        number, _, _ = found.suggest_trial()
         ended = "finished" if number < 2 else "stopped early"
-        found.tell(number, ended, "", {"valid_perplexity": 1.0 + number}, [9.0])
-    whom = report.compared(found)
-    assert ([trial.value for trial in whom.trials], whom.look) == ([1.0, 2.0], None)
+        found.record_result(number, ended, "", {"valid_perplexity": 1.0 + number}, [9.0])
+    whom = report.select_comparable(found)
+    assert ([trial.value for trial in whom.trials], whom.validation) == ([1.0, 2.0], None)
 
 
 def test_a_table_has_no_value_where_there_is_none(call):
     found = make(samples=3)
-    numbers = [found.ask()[0] for _ in range(3)]
-    found.tell(numbers[0], "failed", "it died", {})
-    found.note(numbers[1], metrics={"valid_perplexity": 7.0}, looks=[7.0])
-    assert report.table(found).select("trial", "valid_perplexity", "ended").rows() == [
+    numbers = [found.suggest_trial()[0] for _ in range(3)]
+    found.record_result(numbers[0], "failed", "it died", {})
+    found.set_trial_attributes(numbers[1], metrics={"valid_perplexity": 7.0}, validations=[7.0])
+    assert report.build_table(found).select("trial", "valid_perplexity", "ended").rows() == [
         (1, 7.0, "waits"), (0, None, "failed"), (2, None, "interrupted"),
     ]  # fmt: skip
     output = call("tune", "show", "s").stdout
@@ -258,25 +273,25 @@ def test_a_table_has_no_value_where_there_is_none(call):
 
 def test_after_half_of_the_budget_who_waits_goes_before_new_ones(home, monkeypatch):
     trainer = Trainer(home, monkeypatch, budget=100.0)
-    keeper = trainer.keeper()
+    manager = trainer.manager()
     for seconds, expected in ((10.0, [0, 1, 2, 3]), (60.0, [FINAL.index(0)])):
-        monkeypatch.setattr(keeper, "_seconds", lambda seconds=seconds: seconds)
+        monkeypatch.setattr(manager, "_elapsed_seconds", lambda seconds=seconds: seconds)
         for number in expected:
-            task = keeper.next()
+            task = manager.next_task()
             assert task.number == number
             trainer.train(task)
             config = {trial_manager.TASK: dataclasses.asdict(task)}
-            keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
+            manager.on_trial_complete(0, [], SimpleNamespace(config=config))
 
 
 def test_the_last_of_each_variant_go_on_side_by_side(home, monkeypatch):
     trainer = Trainer(home, monkeypatch, space={"dummy": SPACE, "transformer": SPACE})
-    keeper = trainer.keeper()
-    while (task := keeper.next()).rung < LOOKS:
+    manager = trainer.manager()
+    while (task := manager.next_task()).rung < VALIDATIONS:
         trainer.train(task)
         config = {trial_manager.TASK: dataclasses.asdict(task)}
-        keeper.on_trial_complete(0, [], SimpleNamespace(config=config))
-    assert {task.variant, keeper.next().variant} == {"dummy", "transformer"}
+        manager.on_trial_complete(0, [], SimpleNamespace(config=config))
+    assert {task.variant, manager.next_task().variant} == {"dummy", "transformer"}
 
 
 def test_several_workers_are_followed_as_far_as_their_checkpoints(home):
@@ -286,7 +301,7 @@ def test_several_workers_are_followed_as_far_as_their_checkpoints(home):
         file.add(step, {"loss": 1.0})
         file.add(step, {"valid_loss": 1.0})
     gone = SimpleNamespace(join=lambda _: None, is_alive=lambda: False)
-    assert [step for step, _ in followed(run, gone)] == [5, 10]  # what they learned
+    assert [step for step, _ in follow_metrics(run, gone)] == [5, 10]  # what they learned
     rounds = iter([True, False])
 
     def write(_):
@@ -297,7 +312,7 @@ def test_several_workers_are_followed_as_far_as_their_checkpoints(home):
         )  # fmt: skip
 
     working = SimpleNamespace(join=write, is_alive=lambda: next(rounds))
-    found = [(step, *metrics) for step, metrics in followed(run, working)]
+    found = [(step, *metrics) for step, metrics in follow_metrics(run, working)]
     assert found == [(5, "loss"), (5, "valid_loss"), (10, "loss")]
 
 
@@ -320,15 +335,15 @@ def test_looks_at_what_all_trials_share_do_not_count(home, monkeypatch):
         number=0, variant="empdg", folder="", settings={}, metrics=("valid_perplexity",), rung=1,
         shared="critics",
     )  # fmt: skip
-    teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
+    reporter, file = MetricReporter(task, run), MetricsFile(run.metrics_file, 0)
     for step in (10, 20):
         file.add(step, {"valid_perplexity": 9.0})
-    teller(10, {"valid_perplexity": 9.0}, over=False)  # the critics' stage has not ended yet
+    reporter(10, {"valid_perplexity": 9.0}, over=False)  # the critics' stage has not ended yet
     ended = run.model_after("critics")
     ended.mkdir()
     standing = dataclasses.asdict(checkpoints.TrainState(stage=2, total=10))
     (ended / checkpoints.TRAIN_STATE).write_text(json.dumps(standing))
-    teller(10, {"valid_perplexity": 9.0}, over=False)
+    reporter(10, {"valid_perplexity": 9.0}, over=False)
     with pytest.raises(RungError):
-        teller(20, {"valid_perplexity": 8.0}, over=False)
-    assert [(one["step"], one[LOOK]) for one in told] == [(20, 1)]
+        reporter(20, {"valid_perplexity": 8.0}, over=False)
+    assert [(one["step"], one[VALIDATION]) for one in told] == [(20, 1)]

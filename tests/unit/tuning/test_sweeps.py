@@ -23,18 +23,18 @@ def home(tmp_path, monkeypatch):
 def test_variants_take_turns_and_each_has_a_best():
     found = make(space={"dummy": SPACE, "mime": SPACE}, search="optuna", samples=8)
     drawn = []
-    while (one := found.ask()) is not None:
+    while (one := found.suggest_trial()) is not None:
         drawn.append(one)
         value = one[0] + (100.0 if one[1] == "mime" else 0.0)
-        found.tell(one[0], "finished", "", {"valid_perplexity": value})
-        found = sweep.read(found.folder)  # as a driver that goes on would
+        found.record_result(one[0], "finished", "", {"valid_perplexity": value})
+        found = sweep.read_sweep(found.folder)  # as a driver that goes on would
     assert [chosen for _, chosen, _ in drawn] == ["dummy", "mime"] * 4
     assert len({settings["learning_rate"] for _, _, settings in drawn}) == 8
-    best = found.described()["best_of_each"]
+    best = found.summarize()["best_of_each"]
     assert {n: one["metrics"]["valid_perplexity"] for n, one in best.items()} == {
         "dummy": 0.0, "mime": 101.0,
     }  # fmt: skip
-    assert "best_of_each" not in make("one").described()
+    assert "best_of_each" not in make("one").summarize()
 
 
 class Member:
@@ -46,56 +46,56 @@ class Member:
 
 def test_a_population_does_not_wait_for_a_member_that_has_ended():
     """Tune counts it among the living while it tells of its end."""
-    population = schedulers.Population({"rate": Range(low=0.1, high=1.0)})
+    population = schedulers.PopulationScheduler({"rate": Range(low=0.1, high=1.0)})
     members = [Member(), Member(), Member()]
     population._trial_state = {
-        each: SimpleNamespace(last_train_time=looks)
-        for each, looks in zip(members, (0, 1, 1), strict=True)
+        each: SimpleNamespace(last_train_time=validations)
+        for each, validations in zip(members, (0, 1, 1), strict=True)
     }
     population._next_perturbation_sync = 1
     controller = SimpleNamespace(get_live_trials=lambda: members)
-    population._no_longer_wait(controller, members[1])
+    population._advance_sync_point(controller, members[1])
     assert population._next_perturbation_sync == 1  # the first has not looked yet
-    population._no_longer_wait(controller, members[0])
+    population._advance_sync_point(controller, members[0])
     assert population._next_perturbation_sync == 2
 
 
 def test_a_driver_that_died_while_it_told_has_lost_nothing(monkeypatch):
     found = make()
-    number, _, _ = found.ask()
+    number, _, _ = found.suggest_trial()
     monkeypatch.setattr(type(found.study), "tell", lambda *_, **__: None)  # and here it dies
-    found.tell(number, "finished", "all done", {"valid_perplexity": 3.0})
+    found.record_result(number, "finished", "all done", {"valid_perplexity": 3.0})
     monkeypatch.undo()
     monkeypatch.setenv("ATTUNE_HOME", str(found.folder.parent.parent))
-    again = sweep.read(found.folder)
-    assert again.frozen(number).state.name == "RUNNING"
-    again.mend()
-    assert again.frozen(number).values == [3.0]
+    again = sweep.read_sweep(found.folder)
+    assert again.get_trial(number).state.name == "RUNNING"
+    again.recover_unreported_trials()
+    assert again.get_trial(number).values == [3.0]
 
 
 def test_a_grid_that_was_being_filled_is_filled():
     found = make(search="grid")
-    every = list(spaces.grid(found.tried))
+    every = list(spaces.iterate_grid(found.search_spaces))
     for parameters in every[:3]:
         found.study.enqueue_trial(parameters)
-    found.fill_grid()
-    found.fill_grid()
+    found.enqueue_grid()
+    found.enqueue_grid()
     assert [one[2] for one in asked(found)] == every
 
 
 def test_too_large_a_grid_is_refused_before_it_is_counted():
     tried = {"dummy": {str(n): Range(low=0.0, high=1.0) for n in range(40)}}
     with pytest.raises(UsageError, match="choose fewer settings"):
-        spaces.size_of_grid(tried)
-    assert spaces.size_of_grid({"a": SPACE, "b": SPACE}) == 20
+        spaces.count_grid_points(tried)
+    assert spaces.count_grid_points({"a": SPACE, "b": SPACE}) == 20
 
 
 def test_a_sweep_whose_process_is_gone_is_stopped(call):
     found = make(status="running")
-    assert found.standing == "stopped"
+    assert found.current_status == "stopped"
     assert "is not running: it is stopped" in error_of(call("tune", "stop", "s"))
-    with found.alone():
-        assert found.standing == "running"
+    with found.lock():
+        assert found.current_status == "running"
         assert call("tune", "stop", "s").returncode == 0
     assert found.stop_file.exists()
 
@@ -140,29 +140,30 @@ def test_what_a_sweep_goes_on_with_must_be_what_it_was(call):
 
 def test_a_deviation_needs_two_seeds(call):
     found = make()
-    found.ask()
+    found.suggest_trial()
     assert "two seeds at least" in error_of(call("tune", "report", "s", "--seeds", "1"))
 
 
 @pytest.mark.parametrize("why", ["", "the budget is spent", "asked to stop"])
 def test_the_best_is_kept_unless_the_sweep_was_asked_to_stop(home, monkeypatch, why):
     found = make(run_id="parent")
-    number, _, _ = found.ask()
+    number, _, _ = found.suggest_trial()
     write_run(home, "s-000", "dummy")
-    found.note(number, runs=["s-000"])
-    found.tell(number, "finished", "", {"valid_perplexity": 3.0})
+    found.set_trial_attributes(number, runs=["s-000"])
+    found.record_result(number, "finished", "", {"valid_perplexity": 3.0})
     kept = []
     tracker = SimpleNamespace(
-        keep=lambda run, *_: kept.append(run.name), end=lambda *_: None, close=lambda _: None,
+        register_model=lambda run, *_: kept.append(run.name), finish_run=lambda *_: None,
+        close=lambda _: None,
     )  # fmt: skip
     monkeypatch.setattr(trial_manager, "sample_answers", lambda _: pl.DataFrame())
     monkeypatch.setattr(trial_manager.tracking, "finish_group", lambda *_: None)
     if why == "asked to stop":
         found.stop_file.touch()
     for _ in range(2):  # the second time it is there already
-        keeper = trial_manager.Keeper(found, tracker, lambda *_: None)
-        keeper.stopping = why
-        found = keeper.finish()
+        manager = trial_manager.TrialManager(found, tracker, lambda *_: None)
+        manager.stop_reason = why
+        found = manager.finish()
     assert kept == ([] if why == "asked to stop" else ["s-000"])
     assert found.status == ("stopped" if why else "finished")
 
@@ -170,30 +171,30 @@ def test_the_best_is_kept_unless_the_sweep_was_asked_to_stop(home, monkeypatch, 
 def test_settings_that_leave_nothing_fail_and_the_sweep_goes_on(home, monkeypatch):
     found = make(samples=2)
     monkeypatch.setattr(trial_manager.tracking, "start_group", lambda *_: "group")
-    keeper = trial_manager.Keeper(found, SimpleNamespace(), lambda *_: None)
+    manager = trial_manager.TrialManager(found, SimpleNamespace(), lambda *_: None)
     reasons = iter(["harvest_threshold=0.7: none is left", "no such data"])
     monkeypatch.setattr(
         trial_manager.setup,
         "new_run",
         lambda *_, **__: (_ for _ in ()).throw(UsageError(next(reasons))),
     )
-    assert keeper.next() is None
+    assert manager.next_task() is None
     assert found.count("failed") == 2
     run = write_run(home, "s-009", "dummy")
     (run.folder / trial_manager.PROBLEM).write_text("it leaves nothing")
-    assert keeper._outcome(run, None, "").ended == "failed"
-    assert not keeper.stopping
+    assert manager._determine_outcome(run, None, "").ended == "failed"
+    assert not manager.stop_reason
     (run.folder / trial_manager.WRONG_METRIC).write_text("--metric x: there is none")
-    assert keeper._outcome(run, None, "").ended == "failed"
-    assert keeper.stopping == keeper.problem == "--metric x: there is none"
+    assert manager._determine_outcome(run, None, "").ended == "failed"
+    assert manager.stop_reason == manager.problem == "--metric x: there is none"
 
 
 def test_of_a_grid_nobody_is_stopped_unless_it_is_asked_for():
     typed = {"variants": ["dummy"], "space": "optimizer"}
-    assert command._new("usual", typed).scheduler == "asha"
-    assert command._new("grid", {**typed, "search": "grid"}).scheduler == "none"
+    assert command._create_sweep("usual", typed).scheduler == "asha"
+    assert command._create_sweep("grid", {**typed, "search": "grid"}).scheduler == "none"
     asked_for = {**typed, "search": "grid", "scheduler": "asha"}
-    assert command._new("asked", asked_for).scheduler == "asha"
-    assert command._new("ready", {"sweep": "empdg-steps"}).scheduler == "none"
-    population = command._new("population", {**typed, "scheduler": "pbt"})
+    assert command._create_sweep("asked", asked_for).scheduler == "asha"
+    assert command._create_sweep("ready", {"sweep": "empdg-steps"}).scheduler == "none"
+    population = command._create_sweep("population", {**typed, "scheduler": "pbt"})
     assert population.search == "random"

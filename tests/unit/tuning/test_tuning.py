@@ -32,10 +32,17 @@ from attune.platform.tuning import (
     sweep,
     trial_manager,
 )
-from attune.platform.tuning.spaces import Ready
-from attune.platform.tuning.trial import LOOK, TASK, Task, Teller, diverged, with_settings
+from attune.platform.tuning.spaces import SweepDefinition
+from attune.platform.tuning.trial import (
+    TASK,
+    VALIDATION,
+    MetricReporter,
+    Task,
+    apply_settings,
+    has_diverged,
+)
 from tests.runs import write_run
-from tests.sweeps import SPACE, amend, asked, make
+from tests.sweeps import SPACE, asked, make, update_run
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +53,8 @@ def home(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(all_variants()))
 def test_every_group_of_every_variant_gives_settings_that_it_takes(name):
-    for group in spaces.groups_of(name):
-        tried = spaces.of_variants([name], [group], Ready(), {})
+    for group in spaces.get_search_groups(name):
+        tried = spaces.build_variant_spaces([name], [group], SweepDefinition(), {})
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
         for _ in range(10):
             chosen, settings = spaces.suggest(study.ask(), tried)
@@ -59,16 +66,16 @@ def test_every_group_of_every_variant_gives_settings_that_it_takes(name):
 def test_what_makes_an_ablation_is_not_tuned():
     fixed = {n: s for n, (_, s) in all_variants().items() if s}
     for name, settings in fixed.items():
-        keys = {key for group in spaces.groups_of(name).values() for key in group}
+        keys = {key for group in spaces.get_search_groups(name).values() for key in group}
         assert not keys & set(settings)
-    assert "gate" in spaces.groups_of("emotion-cause-soft")["gating"]
+    assert "gate" in spaces.get_search_groups("emotion-cause-soft")["gating"]
 
 
 def test_an_unknown_group_lists_those_there_are():
     with pytest.raises(UsageError, match=r"'mime' has no search space 'gats': it has .*gating"):
-        spaces.of_variants(["mime"], ["gats"], Ready(), {})
+        spaces.build_variant_spaces(["mime"], ["gats"], SweepDefinition(), {})
     with pytest.raises(UsageError, match="nothing is left"):
-        spaces.of_variants(["mime"], ["gating"], Ready(), {"gate": "each"})
+        spaces.build_variant_spaces(["mime"], ["gating"], SweepDefinition(), {"gate": "each"})
 
 
 @pytest.mark.parametrize(
@@ -96,32 +103,38 @@ def test_a_bad_file_is_told_by_key_and_range(tmp_path, text, message):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message) as error:
-        spaces.of_variants(["mime"], [], spaces.find_ready(str(path)), {})
+        spaces.build_variant_spaces(["mime"], [], spaces.find_definition(str(path)), {})
     assert "mine.yaml" in str(error.value)
 
 
 def test_a_file_overrides_and_adds_and_set_takes_away(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("space: {elbo_weight: [1e-1, 2.0], width: {low: 8, high: 16, scale: int}}")
-    ready = spaces.find_ready(str(path))
-    tried = spaces.of_variants(["mime"], ["loss-weights"], ready, {"response_weight": "1"})["mime"]
+    ready = spaces.find_definition(str(path))
+    tried = spaces.build_variant_spaces(
+        ["mime"], ["loss-weights"], ready, {"response_weight": "1"}
+    )["mime"]
     assert set(tried) == {"classification_weight", "elbo_weight", "width"}
     assert tried["elbo_weight"] == Choice(values=(0.1, 2.0))  # which YAML takes for a text
 
 
-@pytest.mark.parametrize("name", sorted(spaces.ready_made()))
+@pytest.mark.parametrize("name", sorted(spaces.read_bundled_sweeps()))
 def test_ready_made_sweeps_are_valid(name):
-    ready = spaces.find_ready(name)
+    ready = spaces.find_definition(name)
     assert ready.about
     if ready.variants:
-        tried = spaces.of_variants(ready.variants, [], ready, {})
-        assert len(list(spaces.grid(tried))) > 1
+        tried = spaces.build_variant_spaces(ready.variants, [], ready, {})
+        assert len(list(spaces.iterate_grid(tried))) > 1
     else:
-        spaces.of_decoding([ready.decode] if ready.decode else list(spaces.DECODING), ready, {})
+        spaces.build_decoding_spaces(
+            [ready.decode] if ready.decode else list(spaces.DECODING_SPACES), ready, {}
+        )
 
 
 def test_a_grid_has_every_combination_of_every_variant():
-    found = list(spaces.grid({"dummy": SPACE, "mime": {"gate": Choice(values=("each", "open"))}}))
+    found = list(
+        spaces.iterate_grid({"dummy": SPACE, "mime": {"gate": Choice(values=("each", "open"))}})
+    )
     assert len(found) == 5 * 2 + 2
     assert found[-1] == {"variant": "mime", "mime/gate": "open"}
     rates = sorted({one["dummy/learning_rate"] for one in found if one["variant"] == "dummy"})
@@ -132,7 +145,7 @@ def test_a_grid_has_every_combination_of_every_variant():
 def test_a_search_that_is_interrupted_asks_for_what_it_would_have_asked(search):
     def told(found, one):
         value = math.log(one[2]["learning_rate"]) ** 2
-        found.tell(one[0], "finished", "", {"valid_perplexity": value})
+        found.record_result(one[0], "finished", "", {"valid_perplexity": value})
 
     whole, parts = (
         make("whole", search=search, samples=14),
@@ -140,12 +153,12 @@ def test_a_search_that_is_interrupted_asks_for_what_it_would_have_asked(search):
     )
     expected, drawn = [], []
     for found, kept in ((whole, expected), (parts, drawn)):
-        found.fill_grid()
-        while (one := found.ask()) is not None:
+        found.enqueue_grid()
+        while (one := found.suggest_trial()) is not None:
             kept.append(one)
             told(found, one)
             if found is parts or found.name == "parts":
-                parts = found = sweep.read(found.folder)  # as another process would
+                parts = found = sweep.read_sweep(found.folder)  # as another process would
     assert drawn == expected
     assert len(expected) == (10 if search == "grid" else 14)
     assert len({json.dumps(one[2]) for one in expected}) == len(expected)
@@ -155,13 +168,13 @@ def test_a_search_that_is_interrupted_asks_for_what_it_would_have_asked(search):
 def test_a_trial_is_not_lost_where_a_driver_dies_while_it_asks(search):
     whole, torn = make("whole", search=search), make("torn", search=search)
     for found in (whole, torn):
-        found.fill_grid()
+        found.enqueue_grid()
     expected = asked(whole)
-    first = torn.ask()
+    first = torn.suggest_trial()
     if search == "random":
-        torn.study.enqueue_trial(torn._drawn(torn.study.get_trials()))
+        torn.study.enqueue_trial(torn._sample_parameters(torn.study.get_trials()))
     torn.study.ask()  # and here it dies
-    assert [first, *asked(sweep.read(torn.folder))] == expected
+    assert [first, *asked(sweep.read_sweep(torn.folder))] == expected
 
 
 def test_what_ended_early_is_no_best_and_what_failed_has_no_value():
@@ -169,14 +182,14 @@ def test_what_ended_early_is_no_best_and_what_failed_has_no_value():
     for number, _, _ in asked(found)[:4]:
         values = {"valid_perplexity": 10.0 - number}
         ended = ("finished", "stopped early", "diverged", "finished")[number]
-        found.tell(number, ended, "because", values, looks=[30.0, math.nan, 20.0])
-    assert found.best().number == 3
-    described = found.described()
-    assert (described["stopped_early"], described["failed"], described["trials"]) == (1, 1, 6)
-    assert described["best"]["config"]["variant"] == "dummy"
-    states = [trial.state.name for trial in found.trials()]
+        found.record_result(number, ended, "because", values, validations=[30.0, math.nan, 20.0])
+    assert found.best_trial().number == 3
+    summarize = found.summarize()
+    assert (summarize["stopped_early"], summarize["failed"], summarize["trials"]) == (1, 1, 6)
+    assert summarize["best"]["config"]["variant"] == "dummy"
+    states = [trial.state.name for trial in found.get_trials()]
     assert states == ["COMPLETE", "PRUNED", "FAIL", "COMPLETE", "RUNNING", "RUNNING"]
-    assert found.frozen(1).intermediate_values == {0: 30.0, 1: 20.0}
+    assert found.get_trial(1).intermediate_values == {0: 30.0, 1: 20.0}
 
 
 def test_of_two_metrics_there_is_a_front():
@@ -184,10 +197,10 @@ def test_of_two_metrics_there_is_a_front():
     values = [(10, 0.1), (20, 0.3), (30, 0.2)]
     for (number, _, _), (perplexity, distinct) in zip(asked(found)[:3], values, strict=True):
         metrics = {"valid_perplexity": perplexity, "valid_distinct_2": distinct}
-        found.tell(number, "finished", "", metrics)
-    assert [trial.number for trial in found.front()] == [0, 1]
-    assert found.best().number == 0
-    written = report.write(found, found.folder / "report")
+        found.record_result(number, "finished", "", metrics)
+    assert [trial.number for trial in found.pareto_front()] == [0, 1]
+    assert found.best_trial().number == 0
+    written = report.write_report(found, found.folder / "report")
     assert (found.folder / "report" / "front.png").is_file()
     assert len(written["front"]) == 2
 
@@ -207,9 +220,9 @@ def test_of_two_metrics_there_is_a_front():
 def test_what_does_not_go_together_is_told_at_once(fields, message):
     usual = {"scheduler": "asha", "search": "random", "metrics": ("valid_loss",),
              "spaces": {"a": SPACE}, "workers": 1}  # fmt: skip
-    schedulers.check(**usual)
+    schedulers.check_compatibility(**usual)
     with pytest.raises(UsageError, match=message):
-        schedulers.check(**{**usual, **fields})
+        schedulers.check_compatibility(**{**usual, **fields})
 
 
 def test_who_takes_over_keeps_its_place_and_stays_in_range():
@@ -217,7 +230,7 @@ def test_who_takes_over_keeps_its_place_and_stays_in_range():
         return SimpleNamespace(config={"task": {"number": number, "settings": settings}})
 
     tried = {"rate": Range(low=0.1, high=1.0), "layers": Range(low=1, high=4, scale="int")}
-    population = schedulers.Population(tried)
+    population = schedulers.PopulationScheduler(tried)
     one, other = member(0, rate=0.2, layers=1, gate="each"), member(1, rate=1.0, layers=4, gate="x")
     found = [population._get_new_config(one, other)[0]["task"] for _ in range(40)]
     assert {task["number"] for task in found} == {0}
@@ -231,19 +244,22 @@ def test_who_takes_over_keeps_its_place_and_stays_in_range():
 def test_seeds_together_are_their_mean_and_the_worst_end():
     def one(ended, value):
         metrics = {"valid_loss": value}
-        return trial_manager.Outcome(ended=ended, reason=ended, metrics=metrics, looks=[])
+        return trial_manager.Outcome(ended=ended, reason=ended, metrics=metrics, validations=[])
 
-    both = trial_manager._together([one("finished", 1.0), one("finished", 3.0)])
+    both = trial_manager._combine_seeds([one("finished", 1.0), one("finished", 3.0)])
     assert both.metrics == {"valid_loss": 2.0, "valid_loss_std": pytest.approx(math.sqrt(2))}
     assert (
-        trial_manager._together([one("finished", 1.0), one("stopped early", 3.0)]).ended
+        trial_manager._combine_seeds([one("finished", 1.0), one("stopped early", 3.0)]).ended
         == "stopped early"
     )
-    assert trial_manager._together([one("finished", 1.0), one("diverged", math.nan)]).metrics == {}
+    assert (
+        trial_manager._combine_seeds([one("finished", 1.0), one("diverged", math.nan)]).metrics
+        == {}
+    )
     early, late = one("finished", 1.0), one("waits", 3.0)
-    early.looks, late.looks = [5.0], [7.0, 3.0]
-    both = trial_manager._together([early, late])
-    assert (both.ended, both.looks) == ("waits", [6.0, 4.0])
+    early.validations, late.validations = [5.0], [7.0, 3.0]
+    both = trial_manager._combine_seeds([early, late])
+    assert (both.ended, both.validations) == ("waits", [6.0, 4.0])
 
 
 def write_checkpoint(folder, standing):
@@ -290,7 +306,7 @@ def trained(build, prepared):
 
 
 def test_settings_of_a_run_are_changed_by_name(trained):
-    changed = with_settings(trained, {"learning_rate": 0.5, "width": 16})
+    changed = apply_settings(trained, {"learning_rate": 0.5, "width": 16})
     assert changed.training["learning_rate"] == 0.5
     assert changed.config["width"] == 16
     assert changed.training["batch_size"] == trained.training["batch_size"]
@@ -303,10 +319,10 @@ def test_settings_of_a_run_are_changed_by_name(trained):
 def test_a_run_has_diverged_where_its_last_loss_is_no_number(trained):
     lines = [{"step": 1, "time": 0, "metrics": {"loss": 1.0}}]
     trained.metrics_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert not diverged(trained)
+    assert not has_diverged(trained)
     lines.append({"step": 2, "time": 0, "metrics": {"loss": math.nan}})
     trained.metrics_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert diverged(trained)
+    assert has_diverged(trained)
 
 
 @pytest.mark.usefixtures("trained")
@@ -323,24 +339,26 @@ def test_decoding_is_tuned_without_training_and_goes_on(prepared, monkeypatch):
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(cluster, "run_tasks", inline)
-    ready = spaces.find_ready("mime-beams")
+    ready = spaces.find_definition("mime-beams")
     asked_for = {"run": "mine", "data": str(prepared), "split": "valid", "contexts": 4,
                  "overrides": {"max_tokens": "5"}}  # fmt: skip
     found = make(
         kind="decoding", metrics=("bleu",), search="grid", scheduler="none", asked=asked_for,
-        space=spaces.of_decoding(["beam"], ready, {"max_tokens": "5"}),
+        space=spaces.build_decoding_spaces(["beam"], ready, {"max_tokens": "5"}),
     )  # fmt: skip
     shown = []
     stopped = decoding.run(found, lambda text, done: shown.append((text, done)))
     assert stopped.status == "stopped"
     monkeypatch.setenv(JOB, "tune-decoding-1")
-    ended = decoding.run(sweep.read(found.folder), lambda text, done: shown.append((text, done)))
+    ended = decoding.run(
+        sweep.read_sweep(found.folder), lambda text, done: shown.append((text, done))
+    )
     assert (ended.status, ended.job) == ("finished", "tune-decoding-1")
     assert sorted(task.settings["beams"] for task in measured) == [1, 2, 3, 5, 8, 10]
-    assert len(ended.trials()) == 6
+    assert len(ended.get_trials()) == 6
     assert ended.count("finished") == 6
     assert shown[-1][1] == 6
-    assert ended.described()["best"]["config"]["decode"] == "beam"
+    assert ended.summarize()["best"]["config"]["decode"] == "beam"
 
 
 def test_a_report_has_table_pictures_and_a_page_that_needs_no_network():
@@ -348,9 +366,9 @@ def test_a_report_has_table_pictures_and_a_page_that_needs_no_network():
     for number, _, settings in asked(found):
         value = 30 + math.log10(settings["learning_rate"]) ** 2
         ended = "stopped early" if number in (3, 4) else "finished"
-        found.tell(number, ended, "", {"valid_perplexity": value}, looks=[value])
+        found.record_result(number, ended, "", {"valid_perplexity": value}, validations=[value])
     surface = ("learning_rate", "batch_size")
-    summary = report.write(found, found.folder / "report", surface)
+    summary = report.write_report(found, found.folder / "report", surface)
     files = {path.name for path in (found.folder / "report").iterdir()}
     assert files == {
         "trials.csv", "summary.json", "report.html", "slices.png", "parallel.png", "history.png",
@@ -366,10 +384,10 @@ def test_a_report_has_table_pictures_and_a_page_that_needs_no_network():
     assert "<script src=" not in page
     assert "Plotly.newPlot" in page
     with pytest.raises(UsageError, match="did you mean 'learning_rate'"):
-        report.write(found, found.folder / "report", ("learning_rat", "batch_size"))
+        report.write_report(found, found.folder / "report", ("learning_rat", "batch_size"))
     with pytest.raises(UsageError, match="is there already, and no report"):
-        report.write(found, found.folder)  # which holds the sweep itself
-    report.write(found, found.folder / "report")
+        report.write_report(found, found.folder)  # which holds the sweep itself
+    report.write_report(found, found.folder / "report")
 
 
 def test_one_setting_is_shown_with_all_that_was_counted_and_measured(home):
@@ -379,7 +397,7 @@ def test_one_setting_is_shown_with_all_that_was_counted_and_measured(home):
         space={"dual-emp": {"harvest_threshold": thresholds}}, search="grid", samples=3,
         metrics=("valid_perplexity", "valid_bleu"),
     )  # fmt: skip
-    found.fill_grid()
+    found.enqueue_grid()
     for number, _, settings in asked(found):
         kept = round(100 * settings["harvest_threshold"])
         samples = {"paired": 40, "contexts": kept, "responses": 2 * kept}
@@ -387,27 +405,27 @@ def test_one_setting_is_shown_with_all_that_was_counted_and_measured(home):
         log = MetricsFile(run.metrics_file, 0)
         for step in (10, 20):
             log.add(step, {"valid_perplexity": 300.0 / step})
-        found.note(number, runs=[run.name])
+        found.set_trial_attributes(number, runs=[run.name])
         measured = {"valid_perplexity": 30.0 + number, "valid_bleu": 2.0, "valid_nll": 3.0}
-        found.tell(number, "finished", "", measured, looks=[30.0])
-    report.write(found, found.folder / "report")
-    frame = report.table(found)
+        found.record_result(number, "finished", "", measured, validations=[30.0])
+    report.write_report(found, found.folder / "report")
+    frame = report.build_table(found)
     assert frame["samples_contexts"].to_list() == [50, 60, 70]
-    assert report.only_setting(found, frame) == "harvest_threshold"
-    assert report.panels(found, frame) == {  # not the pairs, which are the same in all
+    assert report.find_only_setting(found, frame) == "harvest_threshold"
+    assert report.build_panels(found, frame) == {  # not the pairs, which are the same in all
         "samples": {"contexts": "samples_contexts", "responses": "samples_responses"},
         "perplexity": {"perplexity": "valid_perplexity"},
         "bleu": {"bleu": "valid_bleu"},
     }
     files = {path.name for path in (found.folder / "report").iterdir()}
-    assert {"against.png", "looks.png", "slices.png"} <= files
+    assert {"against.png", "validations.png", "slices.png"} <= files
     assert "data:image/png;base64" in (found.folder / "report" / "report.html").read_text()
 
 
 def test_the_mean_over_seeds_has_an_interval(trained):
     results = [{"metrics": {"valid_loss": value}} for value in (1.0, 2.0, 3.0)]
     found = [dataclasses.replace(trained, result=result) for result in results]
-    one = report.repeated(4, {"a": 1}, found, "valid_loss")
+    one = report.summarize_seeds(4, {"a": 1}, found, "valid_loss")
     assert (one.mean, one.std) == (2.0, 1.0)
     assert (one.low, one.high) == pytest.approx((2 - 2.484, 2 + 2.484), abs=1e-3)  # t = 4.303
 
@@ -420,9 +438,9 @@ def test_steps_saved_are_counted_against_full_runs(trained):
         folder = runs_folder() / name
         result = {"steps": 90 if number == 0 else 10}
         dataclasses.replace(trained, name=name, folder=folder, result=result).write()
-        found.note(number, runs=[name])
-        found.tell(number, ended, "", {"valid_perplexity": 1.0}, looks=[1.0])
-    assert report.saved(found) == {
+        found.set_trial_attributes(number, runs=[name])
+        found.record_result(number, ended, "", {"valid_perplexity": 1.0}, validations=[1.0])
+    assert report.compute_savings(found) == {
         "steps": 110, "steps_of_full_runs": 270.0, "times_fewer": pytest.approx(270 / 110),
     }  # fmt: skip
 
@@ -435,20 +453,20 @@ def test_a_budget_is_a_time():
 
 def test_a_trial_whose_process_was_gone_before_it_began_begins_again(monkeypatch):
     """Tune does not count that as a failure: its error is none."""
-    keeper = object.__new__(trial_manager.Keeper)
-    keeper.restarts, keeper.queue = collections.Counter(), collections.deque()
-    keeper.live = {"s-000": (0, "run")}
+    manager = object.__new__(trial_manager.TrialManager)
+    manager.restarts, manager.queue = collections.Counter(), collections.deque()
+    manager.live = {"s-000": (0, "run")}
     told = []
-    monkeypatch.setattr(keeper, "_ended", lambda _, error: told.append(error))
+    monkeypatch.setattr(manager, "_record_run_end", lambda _, error: told.append(error))
     task = {"folder": "runs/s-000", "population": False}
     gone = SimpleNamespace(get_error=lambda: None, config={TASK: task})
     for _ in range(trial_manager.RETRIES):
-        keeper.on_trial_error(0, [], gone)
-        assert keeper.queue == collections.deque([(0, "run")])
-        keeper.live["s-000"] = keeper.queue.popleft()
-    keeper.on_trial_error(0, [], gone)
+        manager.on_trial_error(0, [], gone)
+        assert manager.queue == collections.deque([(0, "run")])
+        manager.live["s-000"] = manager.queue.popleft()
+    manager.on_trial_error(0, [], gone)
     assert told == ["it died"]
-    assert not keeper.queue
+    assert not manager.queue
 
 
 def test_a_sweep_and_its_trials_know_their_job(prepared, monkeypatch):
@@ -457,11 +475,13 @@ def test_a_sweep_and_its_trials_know_their_job(prepared, monkeypatch):
     for job in ("tune-1", "tune-2"):  # submitted again, after a stop
         monkeypatch.setenv(JOB, job)
         monkeypatch.setenv(DASHBOARD, f"http://head/{job}")
-        keeper = trial_manager.Keeper(found, SimpleNamespace(amend=amend), lambda *_: None)
-        keeper._enqueue(0 if job == "tune-2" else found.ask()[0])
+        manager = trial_manager.TrialManager(
+            found, SimpleNamespace(update_run=update_run), lambda *_: None
+        )
+        manager._enqueue(0 if job == "tune-2" else found.suggest_trial()[0])
         trial = find_run("s-000")
         assert (trial.job, trial.dashboard) == (job, f"http://head/{job}")
-        found = keeper.sweep
+        found = manager.sweep
     assert tracking.job_tags(trial.job, "") == {"ray_job": "tune-2"}
 
 
@@ -470,18 +490,20 @@ def test_a_trial_is_judged_by_looks_that_have_its_metric(home, monkeypatch):
     told = []
     monkeypatch.setattr("ray.tune.report", told.append)
     task = Task(number=0, variant="dummy", folder="", settings={}, metrics=("valid_perplexity",))
-    looks = [{"valid_loss": 3.0}, {"valid_loss": 2.0, "valid_perplexity": 9.0}]
+    validations = [{"valid_loss": 3.0}, {"valid_loss": 2.0, "valid_perplexity": 9.0}]
     for variant in ("emotion-cause-soft", "emotion-classifier"):
         run = write_run(home, variant, variant)
-        teller, file = Teller(task, run), MetricsFile(run.metrics_file, 0)
-        for step, metrics in enumerate(looks, start=1):
+        reporter, file = MetricReporter(task, run), MetricsFile(run.metrics_file, 0)
+        for step, metrics in enumerate(validations, start=1):
             file.add(step, metrics)
             if variant == "emotion-classifier":
                 with pytest.raises(UsageError, match="--metric perplexity"):
-                    teller(step, looks[0], over=False)
+                    reporter(step, validations[0], over=False)
             else:
-                teller(step, metrics, over=False)
-    assert [(one["step"], one[LOOK], one["valid_perplexity"]) for one in told] == [(2, 1, 9.0)]
+                reporter(step, metrics, over=False)
+    assert [(one["step"], one[VALIDATION], one["valid_perplexity"]) for one in told] == [
+        (2, 1, 9.0)
+    ]
 
 
 def test_tune_prints_nothing_of_a_trial_without_a_look(capsys):
@@ -490,5 +512,5 @@ def test_tune_prints_nothing_of_a_trial_without_a_look(capsys):
     class Trial:
         last_result: ClassVar = {}
 
-    driver._Silent().on_trial_complete(1, [], Trial())
+    driver.SilentProgressCallback().on_trial_complete(1, [], Trial())
     assert capsys.readouterr().out == ""
