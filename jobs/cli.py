@@ -36,7 +36,7 @@ from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.home import home
 from attune.platform.core.logging import JOB
 
-STOPPED = 130  # what a shell says of a command that was ended by Ctrl-C
+STOPPED = 130  # a shell's exit code for a command ended by Ctrl-C
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,7 +58,7 @@ app.command(name="tune-decoding")(tune_decoding.tune_decoding)
 app.command()(stack.up)
 app.command()(stack.down)
 app.command()(stack.status)
-# What follows the command that is submitted is its own, with or without `--`.
+# Options behind the submitted command belong to it, with or without `--`.
 app.command(context_settings={"allow_interspersed_args": False})(submit.submit)
 app.add_typer(jobs.app, name="jobs")
 app.command()(variants.variants)
@@ -71,7 +71,7 @@ app.add_typer(show_labels.app, name="show")  # its commands and those of `show.p
 app.add_typer(annotate.app, name="annotate")
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"attune {metadata.version('attune')}")
         raise typer.Exit
@@ -80,15 +80,18 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Options of every command."""
 
 
 def main() -> None:
-    """Run a command; say what went wrong in a line or two, and keep the traceback in a file."""
-    # A cluster stops jobs with SIGTERM: leave as tidily as after Ctrl-C.
+    """Run a command; print an error in one or two lines and save its traceback to a file."""
+    # A cluster stops jobs with SIGTERM: clean up as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         code = app(standalone_mode=False)
@@ -103,11 +106,11 @@ def main() -> None:
         _fail(str(error), 2)
     except (DataError, ServiceError) as error:
         _fail(str(error), 1)
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader has closed, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        log = _keep_traceback()
+        log = _save_traceback()
         if JOB in os.environ:  # its file may be on another machine
             traceback.print_exc()
         what = f"{type(error).__name__}: {error}"
@@ -119,7 +122,7 @@ def _fail(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _keep_traceback() -> Path:
+def _save_traceback() -> Path:
     folder = home() / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""`make picture`: the page as the documentation shows it, answered by real runs.
+"""`make picture`: a screenshot of the page with answers of real runs, for the documentation.
 
-Also knows where to find a browser, for the tests of the page.
+The tests of the page use its browser.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attune.jobs.console import console
-from attune.jobs.ui import offered
+from attune.jobs.ui import build_catalog
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,27 +47,27 @@ def picture(
     draws: Annotated[int, typer.Option(min=0, help="How often to draw other examples.")] = 0,
     dark: Annotated[bool, typer.Option("--dark", help="As a dark desktop shows it.")] = False,
 ) -> None:
-    """Photograph the page while runs answer an example conversation."""
-    offer = offered(names)
+    """Take a screenshot of the page after runs have answered an example conversation."""
+    catalog = build_catalog(names)
     from attune.ui import app
 
     port = free_port()
-    page = app.start(offer, "127.0.0.1", port)
+    page = app.start(catalog, "127.0.0.1", port)
     try:
         with browser() as chromium:
-            shown = chromium.new_page(
+            view = chromium.new_page(
                 viewport={"width": 1280, "height": 800}, color_scheme="dark" if dark else "light"
             )
-            shown.goto(f"http://127.0.0.1:{port}")
-            _answered(shown, example, draws)
+            view.goto(f"http://127.0.0.1:{port}")
+            _answer_example(view, example, draws)
             out.parent.mkdir(parents=True, exist_ok=True)
-            shown.screenshot(path=out, full_page=True, animations="disabled")
+            view.screenshot(path=out, full_page=True, animations="disabled")
     finally:
         page.close(verbose=False)
     console().print(f"{out}: {out.stat().st_size / 1000:.0f} KB", markup=False)
 
 
-def _answered(page: "Page", example: int, draws: int) -> None:
+def _answer_example(page: "Page", example: int, draws: int) -> None:
     buttons = page.locator("button.example:visible")
     buttons.first.wait_for()
     for _ in range(draws):
@@ -84,26 +84,26 @@ def _answered(page: "Page", example: int, draws: int) -> None:
 
 @contextmanager
 def browser() -> "Iterator[Browser]":
-    """A headless Chromium: the machine's, or Playwright's own."""
+    """Start a headless Chromium: the machine's, or Playwright's."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-        own = playwright.chromium.executable_path
-        if path is None and not Path(own).is_file():
+        path = next(filter(None, map(shutil.which, BROWSERS)), None)
+        bundled = playwright.chromium.executable_path
+        if path is None and not Path(bundled).is_file():
             raise UsageError(
                 "there is no browser: 'make browser' installs one; or install chromium, or run "
                 "'playwright install chromium'"
             )
-        made = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        chromium = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         try:
-            yield made
+            yield chromium
         finally:
-            made.close()
+            chromium.close()
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -13,7 +13,7 @@ from attune.platform.core.errors import UsageError
 from attune.platform.runs.record import all_runs, runs_folder
 
 if TYPE_CHECKING:  # gradio and torch take seconds, which `--help` should not
-    from attune.ui.run_catalog import Offer
+    from attune.ui.run_catalog import RunCatalog
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -42,7 +42,7 @@ def ui(
     """Open a page on which runs answer a conversation side by side, until Ctrl-C.
 
     Type a conversation or pick an example; each run answers in a column of its own, word by word,
-    with the emotion it reads. Without a RUN all are offered, and the newest of each variant chosen.
+    with the emotion it reads. Without a RUN all can be chosen, and the newest of each variant is.
 
     Examples:
 
@@ -52,17 +52,17 @@ def ui(
     - `attune ui --host 0.0.0.0`, and others open `http://THIS-MACHINE:7860`
     """
     check_address(host, port)
-    offer = offered(names, without_runs)
+    catalog = build_catalog(names, without_runs)
     screen = console()
     screen.print("starting the page ...", style="dim")
     from attune.ui import app
 
-    page = app.start(offer, host, port)
+    page = app.start(catalog, host, port)
     try:
         screen.print(f"Attune is at [bold]{page.local_url}[/bold] (Ctrl-C ends it)")
         if host not in LOCAL:
             screen.print("Everybody who can reach this machine can use it.", style="yellow")
-        # Ctrl-C may reach another thread, which does not wake this one: look up now and then.
+        # Ctrl-C may reach another thread, which does not wake this one: wake up regularly.
         never = threading.Event()
         while not never.wait(timeout=0.2):
             pass
@@ -73,7 +73,7 @@ def ui(
 
 
 def check_address(host: str, port: int) -> None:
-    """Say what is wrong with an address before anything heavy is loaded."""
+    """Check that the address can be bound, before heavy libraries are loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,21 +89,21 @@ def check_address(host: str, port: int) -> None:
             raise UsageError(f"cannot listen at {host}:{port}: {error.strerror}") from None
 
 
-def offered(names: list[str] | None, without_runs: bool = False) -> "Offer":
-    """The runs that are named, or all that can answer; none at all may be an error."""
-    given = [options.trained_run(name) for name in names] if names else None
-    if not (without_runs or given) and not any(run.model.is_dir() for run in all_runs()):
-        raise UsageError(_none_yet())
-    from attune.ui.run_catalog import Offer
+def build_catalog(names: list[str] | None, without_runs: bool = False) -> "RunCatalog":
+    """Return a catalog of the named runs, or of all; an empty one is an error by default."""
+    selection = [options.trained_run(name) for name in names] if names else None
+    if not (without_runs or selection) and not any(run.model.is_dir() for run in all_runs()):
+        raise UsageError(_no_runs_message())
+    from attune.ui.run_catalog import RunCatalog
 
-    offer = Offer(given)
-    if not (without_runs or offer.runs()):
-        raise UsageError(_none_yet())
-    return offer
+    catalog = RunCatalog(selection)
+    if not (without_runs or catalog.runs()):
+        raise UsageError(_no_runs_message())
+    return catalog
 
 
-def _none_yet() -> str:
+def _no_runs_message() -> str:
     return (
-        f"no run in {runs_folder()} can answer yet: train one, for example with "
-        f"'attune train multi-trs --preset tiny --max-minutes 2', or see 'attune demo'"
+        f"no run in {runs_folder()} can answer yet: train one with 'attune train VARIANT --preset "
+        f"tiny --max-minutes 2' ('attune variants' lists them), or see 'attune demo'"
     )

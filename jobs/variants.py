@@ -1,4 +1,4 @@
-"""`attune variants`: what can be trained, and with which settings."""
+"""`attune variants`: list the systems that can be trained, and their settings."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ def variants(
 ) -> None:
     """List the systems that can be trained, or the settings of one.
 
-    An ablation is a system with a part taken out; it is trained like any other. A search space is
-    a group of settings that `attune tune` can look for good values of.
+    An ablation is a system with a part removed; it is trained like any other. A search space is a
+    group of settings that `attune tune` can optimise.
 
     Examples:
 
@@ -35,18 +35,18 @@ def variants(
 
     screen = console(as_json)
     if name is None:
-        found = _all_described()
-        _show_all(screen, found)
+        descriptions = _describe_all()
+        _show_all(screen, descriptions)
     else:
         find_variant(name)
-        found = [one for one in _all_described() if one["name"] == name]
-        found[0]["settings"] = _settings(name)
-        _show_one(screen, found[0])
+        descriptions = [each for each in _describe_all() if each["name"] == name]
+        descriptions[0]["settings"] = _describe_settings(name)
+        _show_one(screen, descriptions[0])
     if as_json:
-        print_json({"variants": found})
+        print_json({"variants": descriptions})
 
 
-def _all_described() -> list[dict[str, Any]]:
+def _describe_all() -> list[dict[str, Any]]:
     from attune.models import all_variants, load_variant
     from attune.models.base import DialogueVariant
 
@@ -58,25 +58,27 @@ def _all_described() -> list[dict[str, Any]]:
             "paper": variant.paper,
             "ablation_of": parents.get(name),
             "kind": "dialogue" if issubclass(variant, DialogueVariant) else "classifier",
-            "search_spaces": _search_spaces(variant.search_spaces),
+            "search_spaces": _describe_search_spaces(variant.search_spaces),
         }
         for name, (variant, _) in all_variants().items()
     ]
 
 
-def _search_spaces(own: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The variant's own groups behind those that all share."""
+def _describe_search_spaces(
+    variant_spaces: Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, Any]]:
+    """Return the groups that all variants share, then the variant's."""
     from attune.platform.training.settings import SEARCH_SPACES
     from attune.platform.tuning.spaces import to_json
 
     return {
         group: {key: to_json(space) for key, space in settings.items()}
-        for group, settings in {**SEARCH_SPACES, **own}.items()
+        for group, settings in {**SEARCH_SPACES, **variant_spaces}.items()
     }
 
 
-def _settings(name: str) -> list[dict[str, Any]]:
-    """Every setting of a variant and of its training: default, value in each preset, help."""
+def _describe_settings(name: str) -> list[dict[str, Any]]:
+    """Describe each setting of a variant and its training: default, values in presets, help."""
     from attune.platform.core.settings import find_variant
     from attune.platform.training.settings import TrainingConfig, configure
 
@@ -97,43 +99,45 @@ def _settings(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _show_all(screen: Console, found: list[dict[str, Any]]) -> None:
-    listed = table("", "variant", "system", "paper", "kind")
-    listed.columns[0].no_wrap = True
-    for one in found:
-        name = escape(one["name"])
-        if one["ablation_of"]:
-            listed.add_row(f"  {name}", "", "", "")
+def _show_all(screen: Console, descriptions: list[dict[str, Any]]) -> None:
+    rows = table("", "variant", "system", "paper", "kind")
+    rows.columns[0].no_wrap = True
+    for description in descriptions:
+        name = escape(description["name"])
+        if description["ablation_of"]:
+            rows.add_row(f"  {name}", "", "", "")
         else:
-            told = (escape(one[key]) for key in ("system", "paper", "kind"))
-            listed.add_row(f"[bold]{name}[/bold]", *told)
-    screen.print(listed)
-    screen.print("\nBelow a variant stand its ablations, each without one of its parts.")
+            cells = (escape(description[key]) for key in ("system", "paper", "kind"))
+            rows.add_row(f"[bold]{name}[/bold]", *cells)
+    screen.print(rows)
+    screen.print("\nThe ablations of a variant are listed below it.")
     screen.print("'attune variants NAME' shows the settings and search spaces of one of them.")
 
 
-def _show_one(screen: Console, one: dict[str, Any]) -> None:
-    about = f"ablation of {one['ablation_of']}" if one["ablation_of"] else one["paper"]
-    screen.print(f"{one['name']}: {one['system']} ({about})", style="bold", markup=False)
+def _show_one(screen: Console, description: dict[str, Any]) -> None:
+    parent = description["ablation_of"]
+    origin = f"ablation of {parent}" if parent else description["paper"]
+    title = f"{description['name']}: {description['system']} ({origin})"
+    screen.print(title, style="bold", markup=False)
     for part in ("model", "training"):
-        settings = [setting for setting in one["settings"] if setting["of"] == part]
+        settings = [setting for setting in description["settings"] if setting["of"] == part]
         presets = list(settings[0]["presets"]) if settings else []
-        listed = table(f"\nsettings of the {part}", "--set", "default", *presets, "")
+        rows = table(f"\nsettings of the {part}", "--set", "default", *presets, "")
         for setting in settings:
-            values = (_changed(v, setting["default"]) for v in setting["presets"].values())
-            named = (setting["name"], _text(setting["default"]))
-            listed.add_row(*named, *values, escape(setting["help"]))
-        screen.print(listed)
-    for group, keys in one["search_spaces"].items():
+            values = (_format_override(v, setting["default"]) for v in setting["presets"].values())
+            name_and_default = (setting["name"], _format(setting["default"]))
+            rows.add_row(*name_and_default, *values, escape(setting["help"]))
+        screen.print(rows)
+    for group, keys in description["search_spaces"].items():
         screen.print(f"\nsearch space {group}: {', '.join(keys)}", markup=False)
 
 
-def _changed(value: Any, default: Any) -> str:
-    return "" if value == default else f"[cyan]{_text(value)}[/cyan]"
+def _format_override(value: Any, default: Any) -> str:
+    return "" if value == default else f"[cyan]{_format(value)}[/cyan]"
 
 
-def _text(value: Any) -> str:
-    """As a user would type it."""
+def _format(value: Any) -> str:
+    """Format a value as a user would type it."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return escape(f"{value:g}" if isinstance(value, float) else str(value))

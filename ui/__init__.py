@@ -1,1 +1,1 @@
-"""The web page; one tab, one file."""
+"""The web page, one file per tab."""

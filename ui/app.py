@@ -1,16 +1,16 @@
-"""The page: built from its tabs, and shown until somebody ends it."""
+"""The page: build it from its tabs and serve it."""
 
 import os
 from pathlib import Path
 
-# Before gradio is imported: it would otherwise ask the network about newer versions of itself.
+# Set before gradio is imported, which would otherwise check the network for newer versions.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
 import torch
 
 from attune.ui import compare_tab
-from attune.ui.run_catalog import Offer
+from attune.ui.run_catalog import RunCatalog
 
 STYLE = Path(__file__).with_name("page.css")
 HEADER = """<header><h1>Attune</h1><p>Talk to your runs, and compare how each of them answers and
@@ -19,20 +19,20 @@ SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "s
 MONO = ("ui-monospace", "Menlo", "Consolas", "monospace")
 
 
-def build(offer: Offer) -> gr.Blocks:
-    """The page with all its tabs."""
+def build(catalog: RunCatalog) -> gr.Blocks:
+    """Build the page with all its tabs."""
     page = gr.Blocks(title="Attune", analytics_enabled=False, fill_width=True)
     with page:
         gr.HTML(HEADER)
-        compare_tab.build(page, offer)
+        compare_tab.build(page, catalog)
     return page
 
 
-def start(offer: Offer, host: str, port: int) -> gr.Blocks:
+def start(catalog: RunCatalog, host: str, port: int) -> gr.Blocks:
     """Serve the page from threads of this process; `close()` ends it."""
-    # Several small models answer at once: more threads for each would only fight for the cores.
+    # Several small models answer at once: more threads for each would compete for the cores.
     torch.set_num_threads(1)
-    page = build(offer)
+    page = build(catalog)
     page.launch(
         server_name=host,
         server_port=port,
@@ -56,7 +56,7 @@ def start(offer: Offer, host: str, port: int) -> gr.Blocks:
 
 
 def _theme() -> gr.themes.Base:
-    """Calm colours, and fonts that every machine has: none is fetched."""
+    """Return the colours, and fonts that every machine has, so that none is downloaded."""
     return gr.themes.Default(
         primary_hue="teal",
         secondary_hue="teal",

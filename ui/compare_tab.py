@@ -1,4 +1,4 @@
-"""The tab on which one conversation is answered by several runs side by side."""
+"""The compare tab: several runs answer one conversation side by side."""
 
 import dataclasses
 import functools
@@ -19,15 +19,22 @@ from attune.platform.core.field_help import field_help
 from attune.platform.core.settings import apply_overrides
 from attune.platform.runs.record import Run
 from attune.platform.serving.responder import Answer, controls_of
-from attune.ui import conversation as talk
 from attune.ui import examples, markup
-from attune.ui.conversation import Conversation, Turn
-from attune.ui.run_catalog import Offer, Responders
+from attune.ui.conversation import (
+    Conversation,
+    Turn,
+    add_speaker_turn,
+    awaits_answer,
+    remove_last_turn,
+    set_listener_turn,
+    texts,
+)
+from attune.ui.run_catalog import Responders, RunCatalog
 
 MAX_PANES = 6
 NUM_EXAMPLES = 5
 EXAMPLE_LENGTH = 72
-MODELS_CHOICE = "the model's own"
+MODEL_DEFAULT = "the model's own"
 
 RANGES: dict[str, tuple[float, float, float]] = {
     "max_tokens": (1, 100, 1),
@@ -38,85 +45,85 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "top_p": (0.05, 1, 0.05),
     "temperature": (0.1, 3, 0.1),
 }
-"""Least, most and step of what has a slider."""
+"""Minimum, maximum and step of the settings that have a slider."""
 
 QUIET: Any = {"show_progress": "hidden", "api_visibility": "private"}
 FOCUS = "() => document.querySelector('#turn textarea').focus()"
 
 Update = Any
-"""What a handler returns for one component: a value, or gradio's word for a change."""
+"""What a handler returns for one component: a value, or a `gr.update`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pane:
-    """A column: what it shows and remembers of one run's answer."""
+    """One column: the components and state of one run's answer."""
 
     column: gr.Column
-    shown: gr.HTML
-    go_on: gr.Button
+    display: gr.HTML
+    continue_button: gr.Button
     controls: dict[str, gr.Dropdown]
     run: gr.State
     """The run's name; None where the column is not in use."""
     answer: gr.State
-    """The whole answer, empty until it is there."""
+    """The complete answer; empty until then."""
 
     @property
-    def outcome(self) -> list[gr.components.Component]:
-        """What an answer changes."""
-        return [self.shown, self.answer, self.go_on]
+    def answer_outputs(self) -> list[gr.components.Component]:
+        """The components that an answer updates."""
+        return [self.display, self.answer, self.continue_button]
 
     @property
-    def all(self) -> list[Any]:
-        """What another run changes."""
-        return [self.column, self.run, *self.outcome, *self.controls.values()]
+    def all_outputs(self) -> list[Any]:
+        """The components that choosing another run updates."""
+        return [self.column, self.run, *self.answer_outputs, *self.controls.values()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What the tab is made of."""
+class Components:
+    """All components of the tab."""
 
     runs: gr.Dropdown
-    picks: list[gr.Button]
-    others: gr.Button
+    example_buttons: list[gr.Button]
+    draw_button: gr.Button
     settings: list[gr.components.Component]
-    shown: gr.HTML
+    display: gr.HTML
     box: gr.Textbox
     send: gr.Button
-    again: gr.Button
+    answer_again: gr.Button
     undo: gr.Button
     restart: gr.Button
     panes: list[Pane]
     conversation: gr.State
-    drawn: gr.State
+    current_examples: gr.State
     """The examples on the buttons."""
     draw_number: gr.State
-    asked: gr.State
-    """Counts questions; when it changes, all panes answer at once, each in its own event."""
+    question_count: gr.State
+    """Incremented by each question; its change event makes all panes answer at once."""
 
 
-def build(page: gr.Blocks, offer: Offer) -> None:
-    """Lay the tab out and wire it up."""
+def build(page: gr.Blocks, catalog: RunCatalog) -> None:
+    """Lay out the tab and connect its events."""
     controls = _all_controls()
     with gr.Row(elem_id="talk"):
         with gr.Column(scale=1, min_width=280, elem_id="choices"):
-            choices = _choices()
+            choice_components = _build_choices()
         with gr.Column(scale=3, min_width=320):
-            talking = _talking(controls)
-    parts = Parts(
-        **choices,
-        **talking,
+            conversation_components = _build_conversation(controls)
+    components = Components(
+        **choice_components,
+        **conversation_components,
         conversation=gr.State(()),
-        drawn=gr.State([]),
+        current_examples=gr.State([]),
         draw_number=gr.State(0),
-        asked=gr.State(0),
+        question_count=gr.State(0),
     )
-    tab = Talk(offer, tuple(controls))
-    answering = _wire_answers(tab, parts)
-    _wire_conversation(tab, parts, answering)
-    _wire_choices(tab, parts, page, answering)
+    tab = CompareTab(catalog, tuple(controls))
+    answering = _wire_answers(tab, components)
+    _wire_conversation(tab, components, answering)
+    _wire_choices(tab, components, page, answering)
 
 
-def _choices() -> dict[str, Any]:
+def _build_choices() -> dict[str, Any]:
     runs = gr.Dropdown(
         label="Runs",
         info=f"Each answers in its own column; {MAX_PANES} at most.",
@@ -128,18 +135,23 @@ def _choices() -> dict[str, Any]:
     )
     gr.HTML("<h2>Examples</h2>")
     with gr.Column(elem_id="examples"):
-        picks = [
+        example_buttons = [
             gr.Button("", size="sm", visible=False, elem_classes="example")
             for _ in range(NUM_EXAMPLES)
         ]
-    others = gr.Button("Draw others", size="sm")
+    draw_button = gr.Button("Draw others", size="sm")
     with gr.Accordion("Decoding", open=False):
-        settings = [_setting(field) for field in dataclasses.fields(Decoding)]
-    return {"runs": runs, "picks": picks, "others": others, "settings": settings}
+        settings = [_build_setting(field) for field in dataclasses.fields(Decoding)]
+    return {
+        "runs": runs,
+        "example_buttons": example_buttons,
+        "draw_button": draw_button,
+        "settings": settings,
+    }
 
 
-def _talking(controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    shown = gr.HTML(markup.conversation(()), elem_id="conversation")
+def _build_conversation(controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    display = gr.HTML(markup.conversation(()), elem_id="conversation")
     box = gr.Textbox(
         label="The speaker says",
         placeholder="I lost my job today.",
@@ -151,104 +163,128 @@ def _talking(controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     )
     with gr.Row(elem_id="actions"):
         actions = {
-            "send": _action("Send", variant="primary", scale=3),
-            "again": _action("Answer again"),
-            "undo": _action("Undo"),
-            "restart": _action("Start again"),
+            "send": _build_button("Send", variant="primary", scale=3),
+            "answer_again": _build_button("Answer again"),
+            "undo": _build_button("Undo"),
+            "restart": _build_button("Start again"),
         }
     with gr.Row(elem_id="panes"):
-        panes = [_pane(number, controls) for number in range(MAX_PANES)]
-    return {"shown": shown, "box": box, **actions, "panes": panes}
+        panes = [_build_pane(number, controls) for number in range(MAX_PANES)]
+    return {"display": display, "box": box, **actions, "panes": panes}
 
 
-def _wire_answers(tab: "Talk", parts: Parts) -> Any:
-    """The events in which the panes answer."""
-    # "multiple": an answer that was broken off may still be ending when the next one is asked for.
+def _wire_answers(tab: "CompareTab", components: Components) -> Any:
+    """Connect the panes to the question count; return their events, which others cancel."""
+    # "multiple": a cancelled answer may still be ending when the next one is requested.
     return [
-        parts.asked.change(
+        components.question_count.change(
             tab.answer,
-            [pane.run, parts.conversation, *parts.settings, *pane.controls.values()],
-            pane.outcome,
+            [pane.run, components.conversation, *components.settings, *pane.controls.values()],
+            pane.answer_outputs,
             concurrency_limit=None,
             trigger_mode="multiple",
             **QUIET,
         )
-        for pane in parts.panes
+        for pane in components.panes
     ]
 
 
-def _wire_conversation(tab: "Talk", parts: Parts, answering: Any) -> None:
-    said = [parts.conversation, parts.shown, parts.box, parts.asked]
-    pane_runs = [pane.run for pane in parts.panes]
-    answers = [pane.answer for pane in parts.panes]
+def _wire_conversation(tab: "CompareTab", components: Components, answering: Any) -> None:
+    turn_outputs = [
+        components.conversation,
+        components.display,
+        components.box,
+        components.question_count,
+    ]
+    pane_runs = [pane.run for pane in components.panes]
+    answers = [pane.answer for pane in components.panes]
     gr.on(
-        [parts.send.click, parts.box.submit],
-        tab.say,
-        [parts.box, parts.conversation, parts.asked, parts.runs, *answers],
-        said,
+        [components.send.click, components.box.submit],
+        tab.send,
+        [
+            components.box,
+            components.conversation,
+            components.question_count,
+            components.runs,
+            *answers,
+        ],
+        turn_outputs,
         **QUIET,
     )
-    parts.again.click(
-        tab.ask_again,
-        [parts.conversation, parts.asked, parts.runs],
-        parts.asked,
+    components.answer_again.click(
+        tab.answer_again,
+        [components.conversation, components.question_count, components.runs],
+        components.question_count,
         cancels=answering,
         **QUIET,
     )
-    for pane in parts.panes:
-        chosen = pane.go_on.click(
-            tab.go_on,
-            [parts.conversation, pane.run, pane.answer],
-            [parts.conversation, parts.shown],
+    for pane in components.panes:
+        event = pane.continue_button.click(
+            tab.continue_with,
+            [components.conversation, pane.run, pane.answer],
+            [components.conversation, components.display],
             **QUIET,
         )
-        chosen.success(None, js=FOCUS)
-    outcomes = [part for pane in parts.panes for part in pane.outcome]
-    blank = [parts.conversation, parts.shown, parts.box, *outcomes]
-    given = [parts.conversation, *pane_runs]
-    parts.undo.click(tab.undo, given, blank, cancels=answering, **QUIET)
-    parts.restart.click(tab.restart, given, blank, cancels=answering, **QUIET)
+        event.success(None, js=FOCUS)
+    answer_outputs = [output for pane in components.panes for output in pane.answer_outputs]
+    cleared = [components.conversation, components.display, components.box, *answer_outputs]
+    inputs = [components.conversation, *pane_runs]
+    components.undo.click(tab.undo, inputs, cleared, cancels=answering, **QUIET)
+    components.restart.click(tab.restart, inputs, cleared, cancels=answering, **QUIET)
 
 
-def _wire_choices(tab: "Talk", parts: Parts, page: gr.Blocks, answering: Any) -> None:
-    whole_panes = [part for pane in parts.panes for part in pane.all]
-    choosing = [parts.runs, *(pane.run for pane in parts.panes)]
-    number = [parts.runs, parts.draw_number]
-    drawn = [parts.drawn, parts.draw_number, *parts.picks]
-    chosen = parts.runs.change(tab.choose, choosing, whole_panes, cancels=answering, **QUIET)
-    chosen.success(tab.draw, number, drawn, **QUIET)
-    loaded = page.load(tab.load, None, [parts.runs, *whole_panes], **QUIET)
-    loaded.success(tab.draw, number, drawn, **QUIET)
-    parts.others.click(tab.draw_others, number, drawn, **QUIET)
-    said = [parts.conversation, parts.shown, parts.box, parts.asked]
-    for place, pick in enumerate(parts.picks):
-        pick.click(
-            functools.partial(tab.pick, place),
-            [parts.drawn, parts.asked, parts.runs],
-            said,
+def _wire_choices(
+    tab: "CompareTab", components: Components, page: gr.Blocks, answering: Any
+) -> None:
+    pane_outputs = [output for pane in components.panes for output in pane.all_outputs]
+    run_inputs = [components.runs, *(pane.run for pane in components.panes)]
+    draw_inputs = [components.runs, components.draw_number]
+    example_outputs = [
+        components.current_examples,
+        components.draw_number,
+        *components.example_buttons,
+    ]
+    run_change = components.runs.change(
+        tab.choose_runs, run_inputs, pane_outputs, cancels=answering, **QUIET
+    )
+    run_change.success(tab.draw_examples, draw_inputs, example_outputs, **QUIET)
+    page_load = page.load(tab.load, None, [components.runs, *pane_outputs], **QUIET)
+    page_load.success(tab.draw_examples, draw_inputs, example_outputs, **QUIET)
+    components.draw_button.click(tab.draw_other_examples, draw_inputs, example_outputs, **QUIET)
+    turn_outputs = [
+        components.conversation,
+        components.display,
+        components.box,
+        components.question_count,
+    ]
+    for place, button in enumerate(components.example_buttons):
+        button.click(
+            functools.partial(tab.pick_example, place),
+            [components.current_examples, components.question_count, components.runs],
+            turn_outputs,
             cancels=answering,
             **QUIET,
         )
 
 
-def _action(name: str, **options: Any) -> gr.Button:
+def _build_button(name: str, **options: Any) -> gr.Button:
     return gr.Button(name, size="md", **{"min_width": 110, "scale": 1, **options})
 
 
-def _pane(number: int, controls: Mapping[str, Sequence[str]]) -> Pane:
+def _build_pane(number: int, controls: Mapping[str, Sequence[str]]) -> Pane:
     with gr.Column(visible=False, min_width=230, elem_classes="run") as column:
-        shown = gr.HTML("", elem_id=f"pane-{number}")
+        display = gr.HTML("", elem_id=f"pane-{number}")
         dropdowns = {
             name: gr.Dropdown(
-                [MODELS_CHOICE, *values], value=MODELS_CHOICE, label=name, visible=False
+                [MODEL_DEFAULT, *values], value=MODEL_DEFAULT, label=name, visible=False
             )
             for name, values in controls.items()
         }
-        go_on = gr.Button("Go on with this answer", size="sm", interactive=False)
+        continue_button = gr.Button("Go on with this answer", size="sm", interactive=False)
     return Pane(
         column=column,
-        shown=shown,
-        go_on=go_on,
+        display=display,
+        continue_button=continue_button,
         controls=dropdowns,
         run=gr.State(None),
         answer=gr.State(""),
@@ -256,220 +292,231 @@ def _pane(number: int, controls: Mapping[str, Sequence[str]]) -> Pane:
 
 
 def _all_controls() -> dict[str, list[str]]:
-    """Every control that some variant declares, with all values that any of them takes."""
-    found: dict[str, list[str]] = {}
+    """Return every control that a variant declares, with the values of all variants."""
+    controls: dict[str, list[str]] = {}
     for variant, _ in all_variants().values():
         if issubclass(variant, DialogueVariant):
             for name, values in variant.controls.items():
-                known = found.setdefault(name, [])
+                known = controls.setdefault(name, [])
                 known.extend(value for value in values if value not in known)
-    return found
+    return controls
 
 
-def _setting(field: "dataclasses.Field[Any]") -> gr.components.Component:
-    about = field_help(Decoding)[field.name]
+def _build_setting(field: "dataclasses.Field[Any]") -> gr.components.Component:
+    help_text = field_help(Decoding)[field.name]
     default: Any = field.default
-    kind = typing.get_type_hints(Decoding)[field.name]
-    if typing.get_origin(kind) is typing.Literal:
-        choices = typing.get_args(kind)
-        return gr.Dropdown(choices, value=default, label=field.name, info=about)
+    field_type = typing.get_type_hints(Decoding)[field.name]
+    if typing.get_origin(field_type) is typing.Literal:
+        choices = typing.get_args(field_type)
+        return gr.Dropdown(choices, value=default, label=field.name, info=help_text)
     if field.name not in RANGES:
-        return gr.Number(default, label=field.name, info=about, precision=0, minimum=0)
-    least, most, step = RANGES[field.name]
-    return gr.Slider(least, most, default, step=step, label=field.name, info=about)
+        return gr.Number(default, label=field.name, info=help_text, precision=0, minimum=0)
+    minimum, maximum, step = RANGES[field.name]
+    return gr.Slider(minimum, maximum, default, step=step, label=field.name, info=help_text)
 
 
-def _decoding(values: Sequence[Any]) -> Decoding:
-    """The settings as they stand on the page."""
+def _read_decoding(values: Sequence[Any]) -> Decoding:
+    """Return the decoding settings from the values of their components."""
     hints = typing.get_type_hints(Decoding)
     names = [field.name for field in dataclasses.fields(Decoding)]
-    given = dict(zip(names, values, strict=True))
-    for name, value in given.items():
+    overrides = dict(zip(names, values, strict=True))
+    for name, value in overrides.items():
         if hints[name] is int and isinstance(value, float) and value.is_integer():
-            given[name] = int(value)  # JavaScript has one kind of number
-    made: Decoding = apply_overrides(Decoding(), given)
-    return made
+            overrides[name] = int(value)  # JavaScript has one kind of number
+    decoding: Decoding = apply_overrides(Decoding(), overrides)
+    return decoding
 
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-def told(handler: Handler) -> Handler:
-    """What a user did wrong appears as a message, which gradio shows as HTML; nothing changes."""
+def show_user_errors(handler: Handler) -> Handler:
+    """Show user errors of a handler as a message, which gradio renders as HTML; update nothing."""
 
     @functools.wraps(handler)
-    def called(*arguments: Any) -> Any:
+    def handle(*arguments: Any) -> Any:
         try:
             return handler(*arguments)
         except (UsageError, DataError) as error:
             gr.Warning(escape(str(error)))
             return gr.skip()
 
-    return cast(Handler, called)
+    return cast(Handler, handle)
 
 
-class Talk:
-    """What happens when something is clicked. Each handler returns a value an output."""
+class CompareTab:
+    """The event handlers. Each returns one update per output component."""
 
-    def __init__(self, offer: Offer, controls: Sequence[str] = ()):
-        self.offer = offer
+    def __init__(self, catalog: RunCatalog, controls: Sequence[str] = ()):
+        self.catalog = catalog
         self.controls = controls
-        """The names of those that a pane has dropdowns for."""
+        """The names of the controls that a pane has dropdowns for."""
         self.responders = Responders()
 
     def load(self) -> list[Update]:
-        """The runs as they are now, each time the page is opened."""
-        offered = self.offer.runs()
-        chosen = self.offer.preselected(MAX_PANES)
-        choices = [(_named(run), run.name) for run in offered.values()]
+        """List the runs again each time the page is opened."""
+        runs = self.catalog.runs()
+        selected = self.catalog.preselect(MAX_PANES)
+        choices = [(_run_label(run), run.name) for run in runs.values()]
         unused = [None] * MAX_PANES
-        return [gr.update(choices=choices, value=chosen), *self.choose(chosen, *unused)]
+        return [gr.update(choices=choices, value=selected), *self.choose_runs(selected, *unused)]
 
-    def choose(self, names: list[str], *present: str | None) -> list[Update]:
-        """A column for each chosen run; one that stays where it is keeps its answer."""
+    def choose_runs(self, names: list[str], *current: str | None) -> list[Update]:
+        """Show a column for each chosen run; one that keeps its position keeps its answer."""
         updates: list[Update] = []
-        for place, before in enumerate(present):
+        for place, before in enumerate(current):
             name = names[place] if place < len(names) else None
             if name == before:
                 updates += [gr.skip()] * (5 + len(self.controls))
             else:
-                dropdowns = [_control(values) for values in self._controls_of(name)]
+                dropdowns = [_control_update(values) for values in self._control_values(name)]
                 visible = gr.update(visible=name is not None)
-                updates += [visible, name, *self._blank(name), *dropdowns]
+                updates += [visible, name, *self._clear_pane(name), *dropdowns]
         return updates
 
-    def _controls_of(self, name: str | None) -> list[Sequence[str] | None]:
-        """What each control may be set to; None where the run's variant does not have it."""
-        run = None if name is None else self.offer.runs().get(name)
-        own = {} if run is None else controls_of(run)
-        return [own.get(control) for control in self.controls]
+    def _control_values(self, name: str | None) -> list[Sequence[str] | None]:
+        """Return the values of each control; None where the run's variant does not have it."""
+        run = None if name is None else self.catalog.runs().get(name)
+        values = {} if run is None else controls_of(run)
+        return [values.get(control) for control in self.controls]
 
-    @told
-    def say(
-        self, text: str, conversation: Conversation, asked: int, runs: list[str], *answers: str
+    @show_user_errors
+    def send(
+        self,
+        text: str,
+        conversation: Conversation,
+        question_count: int,
+        runs: list[str],
+        *answers: str,
     ) -> list[Update]:
-        """The speaker's next turn, which all panes answer."""
-        _check_chosen(runs)
-        only = Turn(text=answers[0], by=runs[0]) if len(runs) == 1 else None
-        conversation = talk.say(conversation, text, only)
-        return [conversation, markup.conversation(conversation), "", asked + 1]
+        """Add the speaker's next turn, which all panes answer."""
+        _check_any_run(runs)
+        only_answer = Turn(text=answers[0], by=runs[0]) if len(runs) == 1 else None
+        conversation = add_speaker_turn(conversation, text, only_answer)
+        return [conversation, markup.conversation(conversation), "", question_count + 1]
 
-    @told
-    def ask_again(self, conversation: Conversation, asked: int, runs: list[str]) -> int:
-        """The same question once more, with other runs or settings perhaps."""
-        _check_chosen(runs)
-        if not talk.awaits_answer(conversation):
+    @show_user_errors
+    def answer_again(self, conversation: Conversation, question_count: int, runs: list[str]) -> int:
+        """Ask the same question again, after runs or settings may have changed."""
+        _check_any_run(runs)
+        if not awaits_answer(conversation):
             raise UsageError("There is no turn of the speaker's to answer: type one.")
-        return asked + 1
+        return question_count + 1
 
-    @told
-    def pick(
-        self, place: int, drawn: list[examples.Example], asked: int, runs: list[str]
+    @show_user_errors
+    def pick_example(
+        self,
+        place: int,
+        current_examples: list[examples.Example],
+        question_count: int,
+        runs: list[str],
     ) -> list[Update]:
-        """An example instead of what was said so far."""
-        _check_chosen(runs)
-        conversation = tuple(Turn(text=text) for text in drawn[place].turns)
-        return [conversation, markup.conversation(conversation), "", asked + 1]
+        """Replace the conversation by an example."""
+        _check_any_run(runs)
+        conversation = tuple(Turn(text=text) for text in current_examples[place].turns)
+        return [conversation, markup.conversation(conversation), "", question_count + 1]
 
     def answer(
-        self, name: str | None, conversation: Conversation, *given: Any
+        self, name: str | None, conversation: Conversation, *values: Any
     ) -> Iterator[list[Update]]:
-        """One pane's answer as it is made; what goes wrong is said in the pane."""
-        if name is None or not talk.awaits_answer(conversation):
+        """Stream one pane's answer; errors are shown in the pane."""
+        if name is None or not awaits_answer(conversation):
             yield [gr.skip()] * 3
             return
-        cut = len(given) - len(self.controls)
+        num_settings = len(values) - len(self.controls)
         try:
-            run = self.offer.find(name)
-            yield [markup.waiting(run), "", _off()]
-            responder = self.responders.of(run)
+            run = self.catalog.find(name)
+            yield [markup.waiting(run), "", _disable()]
+            responder = self.responders.get(run)
             controls = {
                 control: value
-                for control, value in zip(self.controls, given[cut:], strict=True)
-                if control in responder.variant.controls and value != MODELS_CHOICE
+                for control, value in zip(self.controls, values[num_settings:], strict=True)
+                if control in responder.variant.controls and value != MODEL_DEFAULT
             }
-            decoding = _decoding(given[:cut])
-            made: Answer | None = None
-            for made in responder.follow(talk.texts(conversation), decoding, controls):
-                yield [markup.answer(run, made, done=False), "", _off()]
-            assert made is not None, "there is always a last one"
-            can_go_on = gr.update(interactive=bool(made.text))
-            yield [markup.answer(run, made, done=True), made.text, can_go_on]
+            decoding = _read_decoding(values[:num_settings])
+            answer: Answer | None = None
+            for answer in responder.follow(texts(conversation), decoding, controls):
+                yield [markup.answer(run, answer, done=False), "", _disable()]
+            assert answer is not None, "the responder yields at least one answer"
+            enable = gr.update(interactive=bool(answer.text))
+            yield [markup.answer(run, answer, done=True), answer.text, enable]
         except (UsageError, DataError) as error:
-            yield [markup.problem(name, str(error)), "", _off()]
+            yield [markup.problem(name, str(error)), "", _disable()]
         except Exception as error:
             logging.getLogger(__name__).exception("run %s could not answer", name)
             message = f"{type(error).__name__}: {error} (the terminal has the details)"
-            yield [markup.problem(name, message), "", _off()]
+            yield [markup.problem(name, message), "", _disable()]
 
-    @told
-    def go_on(
+    @show_user_errors
+    def continue_with(
         self, conversation: Conversation, name: str | None, answer: str
     ) -> tuple[Conversation, str]:
-        """A pane's answer becomes the listener's turn."""
-        conversation = talk.go_on(conversation, Turn(text=answer, by=name))
+        """Make a pane's answer the listener's turn."""
+        conversation = set_listener_turn(conversation, Turn(text=answer, by=name))
         return conversation, markup.conversation(conversation)
 
-    @told
+    @show_user_errors
     def undo(self, conversation: Conversation, *runs: str | None) -> list[Update]:
-        """Without the last turn: the speaker's goes back into the box, and its answers go."""
-        mine = talk.awaits_answer(conversation)
-        conversation, last = talk.undo(conversation)
-        shown = [conversation, markup.conversation(conversation)]
-        if not mine:
-            return [*shown, gr.skip(), *[gr.skip()] * (3 * len(runs))]
-        return [*shown, last.text, *(part for run in runs for part in self._blank(run))]
+        """Remove the last turn; a speaker's returns to the text box and its answers are cleared."""
+        speaker_was_last = awaits_answer(conversation)
+        conversation, last = remove_last_turn(conversation)
+        outputs = [conversation, markup.conversation(conversation)]
+        if not speaker_was_last:
+            return [*outputs, gr.skip(), *[gr.skip()] * (3 * len(runs))]
+        return [*outputs, last.text, *(part for run in runs for part in self._clear_pane(run))]
 
     def restart(self, _: Conversation, *runs: str | None) -> list[Update]:
-        """Nothing said."""
-        blank = [part for run in runs for part in self._blank(run)]
+        """Empty the conversation."""
+        blank = [part for run in runs for part in self._clear_pane(run)]
         return [(), markup.conversation(()), "", *blank]
 
-    @told
-    def draw(self, runs: list[str], number: int) -> list[Update]:
-        """Examples from the first chosen run's data."""
-        run = self.offer.runs().get(runs[0]) if runs else None
-        drawn = examples.draw(run, number, NUM_EXAMPLES)
-        buttons = [gr.update(value=_title(one), visible=True) for one in drawn]
-        buttons += [gr.update(visible=False)] * (NUM_EXAMPLES - len(drawn))
-        return [drawn, number, *buttons]
+    @show_user_errors
+    def draw_examples(self, runs: list[str], number: int) -> list[Update]:
+        """Show examples from the data of the first chosen run."""
+        run = self.catalog.runs().get(runs[0]) if runs else None
+        drawn_examples = examples.draw(run, number, NUM_EXAMPLES)
+        buttons = [
+            gr.update(value=_example_label(example), visible=True) for example in drawn_examples
+        ]
+        buttons += [gr.update(visible=False)] * (NUM_EXAMPLES - len(drawn_examples))
+        return [drawn_examples, number, *buttons]
 
-    def draw_others(self, runs: list[str], number: int) -> list[Update]:
-        """The next draw."""
-        return self.draw(runs, number + 1)
+    def draw_other_examples(self, runs: list[str], number: int) -> list[Update]:
+        """Show the next draw of examples."""
+        return self.draw_examples(runs, number + 1)
 
-    def _blank(self, name: str | None) -> list[Update]:
-        """A pane's outcome before it is asked."""
+    def _clear_pane(self, name: str | None) -> list[Update]:
+        """Return the updates of a pane without an answer."""
         if name is None:
-            return ["", "", _off()]
+            return ["", "", _disable()]
         try:
-            return [markup.empty(self.offer.find(name)), "", _off()]
+            return [markup.empty(self.catalog.find(name)), "", _disable()]
         except UsageError as error:
-            return [markup.problem(name, str(error)), "", _off()]
+            return [markup.problem(name, str(error)), "", _disable()]
 
 
-def _named(run: Run) -> str:
-    """Most names begin with the variant; it is added to the others."""
+def _run_label(run: Run) -> str:
+    """Return the run's name, with the variant unless the name begins with it."""
     return run.name if run.name.startswith(run.variant) else f"{run.name} ({run.variant})"
 
 
-def _off() -> Update:
+def _disable() -> Update:
     return gr.update(interactive=False)
 
 
-def _control(values: Sequence[str] | None) -> Update:
+def _control_update(values: Sequence[str] | None) -> Update:
     if values is None:
         return gr.update(visible=False)
-    return gr.update(choices=[MODELS_CHOICE, *values], value=MODELS_CHOICE, visible=True)
+    return gr.update(choices=[MODEL_DEFAULT, *values], value=MODEL_DEFAULT, visible=True)
 
 
-def _check_chosen(runs: list[str]) -> None:
+def _check_any_run(runs: list[str]) -> None:
     if not runs:
         raise UsageError("Choose at least one run to answer.")
 
 
-def _title(example: examples.Example) -> str:
-    """An example as its button names it."""
+def _example_label(example: examples.Example) -> str:
+    """Return the label of an example's button."""
     text = example.turns[-1]
     short = text if len(text) <= EXAMPLE_LENGTH else text[: EXAMPLE_LENGTH - 1].rstrip() + "…"
     turns = f" ({len(example.turns)} turns)" if len(example.turns) > 1 else ""

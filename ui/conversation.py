@@ -1,4 +1,4 @@
-"""What is said on the page: speaker and listener in turn, begun by the speaker."""
+"""The conversation on the page: alternating turns, the speaker's first."""
 
 from dataclasses import dataclass
 
@@ -11,49 +11,49 @@ class Turn:
 
     text: str
     by: str | None = None
-    """The run whose answer it is; None where a person or a corpus said it."""
+    """The run whose answer it is; None for text typed by a person or taken from a corpus."""
 
 
 Conversation = tuple[Turn, ...]
 
 
 def texts(conversation: Conversation) -> list[str]:
-    """What a model is asked with."""
+    """Return the text of each turn: the context for a model."""
     return [turn.text for turn in conversation]
 
 
 def awaits_answer(conversation: Conversation) -> bool:
-    """Whether the speaker had the last word."""
+    """Return whether the last turn is the speaker's."""
     return len(conversation) % 2 == 1
 
 
-def say(conversation: Conversation, text: str, answer: Turn | None = None) -> Conversation:
-    """The conversation with the speaker's next turn.
+def add_speaker_turn(
+    conversation: Conversation, text: str, answer: Turn | None = None
+) -> Conversation:
+    """Return the conversation with the speaker's next turn.
 
-    Where the last one was not answered yet, the answer becomes the listener's turn; None says that
-    there are several to choose from.
+    If the last turn is the speaker's too, `answer` becomes the listener's turn between them; None
+    means that there are several answers to choose from, which is an error.
     """
     if not text.strip():
         raise UsageError("Type what the speaker says first.")
     if awaits_answer(conversation):
         if answer is None:
-            raise UsageError(
-                "Choose first whose answer the conversation goes on with, or undo your last turn."
-            )
-        conversation = go_on(conversation, answer)
+            raise UsageError("Choose first whose answer to continue with, or undo your last turn.")
+        conversation = set_listener_turn(conversation, answer)
     return (*conversation, Turn(text=text.strip()))
 
 
-def go_on(conversation: Conversation, answer: Turn) -> Conversation:
-    """The conversation with this answer as the listener's turn, in place of one chosen before."""
+def set_listener_turn(conversation: Conversation, answer: Turn) -> Conversation:
+    """Return the conversation with this answer as the last turn, replacing another answer."""
     if not conversation or not answer.text:
-        raise UsageError("There is no answer yet to go on with.")
-    asked = conversation if awaits_answer(conversation) else conversation[:-1]
-    return (*asked, answer)
+        raise UsageError("There is no answer yet to continue with.")
+    context = conversation if awaits_answer(conversation) else conversation[:-1]
+    return (*context, answer)
 
 
-def undo(conversation: Conversation) -> tuple[Conversation, Turn]:
-    """The conversation without its last turn, and that turn."""
+def remove_last_turn(conversation: Conversation) -> tuple[Conversation, Turn]:
+    """Return the conversation without its last turn, and that turn."""
     if not conversation:
         raise UsageError("There is nothing to undo.")
     return conversation[:-1], conversation[-1]

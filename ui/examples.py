@@ -1,6 +1,7 @@
-"""Conversations to begin with, drawn from what a run was tested on."""
+"""Example conversations, drawn from the test split of a run's data."""
 
 import functools
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,42 +24,43 @@ class Example:
 
 
 def draw(run: Run | None, number: int, count: int) -> list[Example]:
-    """`count` conversations of different emotions; the same number draws the same ones."""
-    by_emotion = _of_run(run)
-    chance = random.Random(number)
+    """Draw `count` conversations of different emotions; `number` is the random seed."""
+    by_emotion = _read_run_examples(run)
+    rng = random.Random(number)
     emotions = sorted(by_emotion, key=str)
-    chosen = chance.sample(emotions, min(count, len(emotions)))
-    drawn = [chance.choice(by_emotion[emotion]) for emotion in chosen]
-    if len(drawn) < count:  # fewer emotions than asked for: fill up with what is left
-        rest = [one for emotion in emotions for one in by_emotion[emotion] if one not in drawn]
-        drawn += chance.sample(rest, min(count - len(drawn), len(rest)))
-    return drawn
+    sampled_emotions = rng.sample(emotions, min(count, len(emotions)))
+    draws = [rng.choice(by_emotion[emotion]) for emotion in sampled_emotions]
+    if len(draws) < count:  # fewer emotions than examples: several of one emotion
+        examples = itertools.chain.from_iterable(by_emotion[emotion] for emotion in emotions)
+        rest = [example for example in examples if example not in draws]
+        draws += rng.sample(rest, min(count - len(draws), len(rest)))
+    return draws
 
 
-def _of_run(run: Run | None) -> dict[str | None, list[Example]]:
-    """The test split of the run's data, or of the bundled corpus where that is gone."""
+def _read_run_examples(run: Run | None) -> dict[str | None, list[Example]]:
+    """Return the test split of the run's data, or of the bundled corpus if that is missing."""
     if run is not None:
         try:
-            found = _of_folder(Path(run.data["folder"]))
+            by_emotion = _read_examples(Path(run.data["folder"]))
         except (DataError, UsageError):
-            found = {}
-        if found:
-            return found
-    return _of_folder(find_data(bundled.NAME))
+            by_emotion = {}
+        if by_emotion:
+            return by_emotion
+    return _read_examples(find_data(bundled.NAME))
 
 
 @functools.lru_cache(maxsize=4)
-def _of_folder(folder: Path) -> dict[str | None, list[Example]]:
+def _read_examples(folder: Path) -> dict[str | None, list[Example]]:
     samples = read_samples(folder, "test").select("context", "context_roles", "emotion")
-    found: dict[str | None, list[Example]] = {}
+    by_emotion: dict[str | None, list[Example]] = {}
     for turns, roles, emotion in samples.iter_rows():
-        if _alternate(roles):
+        if _is_alternating(roles):
             example = Example(turns=tuple(turns), emotion=emotion)
-            found.setdefault(emotion, []).append(example)
-    return found
+            by_emotion.setdefault(emotion, []).append(example)
+    return by_emotion
 
 
-def _alternate(roles: Sequence[str]) -> bool:
-    """Speaker, listener, speaker: what a model is asked with here."""
+def _is_alternating(roles: Sequence[str]) -> bool:
+    """Return whether speaker and listener alternate and the speaker is first and last."""
     expected = [(SPEAKER, LISTENER)[turn % 2] for turn in range(len(roles))]
     return len(roles) % 2 == 1 and list(roles) == expected

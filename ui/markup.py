@@ -1,5 +1,7 @@
-"""HTML of conversations and answers. All text passes through `escape`: what a model or a person
-says is never markup."""
+"""HTML of conversations and answers.
+
+All text passes through `escape`: text of a model or a person is never markup.
+"""
 
 import itertools
 import operator
@@ -15,47 +17,47 @@ from attune.ui.conversation import Conversation
 SHOWN_EMOTIONS = 5
 
 State = Literal["empty", "waiting", "answering", "done", "failed"]
-"""Of a pane; scripts that drive the page wait for it."""
+"""The state of a pane; scripts that drive the page wait for it."""
 
 
 def conversation(turns: Conversation) -> str:
-    """The turns so far, the speaker's to the left."""
+    """Render the turns, the speaker's on the left."""
     if not turns:
         hint = "Nothing said yet. Type what the speaker says, or pick an example."
         return f'<div class="conversation"><p class="quiet">{hint}</p></div>'
-    said = []
+    blocks = []
     for place, turn in enumerate(turns):
         role = ("speaker", "listener")[place % 2]
-        who = f"{role} · {turn.by}" if turn.by else role
-        said.append(
-            f'<div class="turn {role}"><span class="who">{escape(who)}</span>'
+        author = f"{role} · {turn.by}" if turn.by else role
+        blocks.append(
+            f'<div class="turn {role}"><span class="who">{escape(author)}</span>'
             f"<p>{escape(turn.text)}</p></div>"
         )
-    return f'<div class="conversation" role="log" aria-label="Conversation">{"".join(said)}</div>'
+    return f'<div class="conversation" role="log" aria-label="Conversation">{"".join(blocks)}</div>'
 
 
 def empty(run: Run) -> str:
-    """A pane that has not been asked."""
+    """Render a pane without an answer."""
     return _pane(run, "empty", '<p class="quiet">No answer yet.</p>')
 
 
 def waiting(run: Run) -> str:
-    """A pane whose model is being loaded."""
+    """Render a pane whose model is being loaded."""
     return _pane(run, "waiting", '<p class="quiet">Thinking …</p>')
 
 
-def answer(run: Run, made: Answer, *, done: bool) -> str:
-    """An answer, as far as it goes, and what the model reads in the conversation."""
-    if made.text or not done:
-        text = f'<p class="answer">{escape(made.text)}</p>'
+def answer(run: Run, output: Answer, *, done: bool) -> str:
+    """Render an answer, complete or partial, and the model's explanation."""
+    if output.text or not done:
+        text = f'<p class="answer">{escape(output.text)}</p>'
     else:
-        text = '<p class="answer quiet">(it says nothing)</p>'
-    seconds = f'<p class="quiet seconds">{made.seconds:.2f} s</p>' if done else ""
-    return _pane(run, "done" if done else "answering", text + reasons(made.explanation) + seconds)
+        text = '<p class="answer quiet">(empty answer)</p>'
+    seconds = f'<p class="quiet seconds">{output.seconds:.2f} s</p>' if done else ""
+    return _pane(run, "done" if done else "answering", text + reasons(output.explanation) + seconds)
 
 
 def problem(run_name: str, message: str) -> str:
-    """A pane that could not answer."""
+    """Render a pane that could not answer."""
     return (
         f'<div class="pane" data-state="failed" role="alert"><h3>{escape(run_name)}</h3>'
         f'<p class="problem">{escape(message)}</p></div>'
@@ -63,39 +65,41 @@ def problem(run_name: str, message: str) -> str:
 
 
 def reasons(explanation: Explanation) -> str:
-    """What the model reads in the conversation, and why it answers as it does."""
-    read, title = explanation.emotion, "Emotion it reads in the conversation"
+    """Render the predicted emotions and, folded away, the rest of an explanation."""
+    probs, title = explanation.emotion, "Emotion it reads in the conversation"
     if explanation.response_label:
-        read, title = explanation.response_label, "Emotion or intent it answers with"
-    if not read:
+        probs, title = explanation.response_label, "Emotion or intent it answers with"
+    if not probs:
         return '<p class="quiet">This variant does not predict an emotion.</p>'
-    more = ""
+    details = ""
     if explanation.groups:
-        more += _bars("Taken as", explanation.groups)
+        details += _bars("Taken as", explanation.groups)
     if explanation.listeners:
-        more += _bars("Listeners heard", explanation.listeners)
+        details += _bars("Listener weights", explanation.listeners)
     if explanation.consensus:
-        more += _bars("States it may agree on", explanation.consensus)
+        details += _bars("States it may agree on", explanation.consensus)
     if explanation.imagined:
-        more += f"<h4>What it would be an answer to</h4><p>{escape(explanation.imagined)}</p>"
+        details += f"<h4>What it would be an answer to</h4><p>{escape(explanation.imagined)}</p>"
     for group, shares in (explanation.response_emotion or {}).items():
-        more += _bars(f"The answer's emotion, if {group}", shares)
+        details += _bars(f"The answer's emotion, if {group}", shares)
     if explanation.word_labels:
-        more += _passages("What it takes each turn for", explanation)
+        details += _labelled_turns("What it takes each turn for", explanation)
     for name, values in (explanation.by_word or {}).items():
-        more += _shaded(name, explanation.words or (), values)
+        details += _shaded_words(name, explanation.words or (), values)
     if explanation.emotion_words is not None:
-        more += _listed("Emotion words found", explanation.emotion_words)
+        details += _word_list("Emotion words", explanation.emotion_words)
     for name, rows in (explanation.attention or {}).items():
         words = explanation.words if name == "context" else explanation.emotion_words
-        more += _heat_map(f"Attention to the {name}", explanation.answer_words or (), words, rows)
-    if more:
-        more = f'<details class="why"><summary>Why</summary>{more}</details>'
-    return _bars(title, read, titled=read is not explanation.emotion) + more
+        details += _heat_map(
+            f"Attention to the {name}", explanation.answer_words or (), words, rows
+        )
+    if details:
+        details = f'<details class="why"><summary>Why</summary>{details}</details>'
+    return _bars(title, probs, with_heading=probs is not explanation.emotion) + details
 
 
-def _bars(title: str, shares: Mapping[str, float], *, titled: bool = True) -> str:
-    """The largest shares as bars."""
+def _bars(title: str, shares: Mapping[str, float], *, with_heading: bool = True) -> str:
+    """Render the largest shares as bars."""
     likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
     bars = "".join(
         f'<li><span class="name">{escape(name)}</span><span class="track">'
@@ -103,56 +107,56 @@ def _bars(title: str, shares: Mapping[str, float], *, titled: bool = True) -> st
         f'<span class="share">{shares[name]:.0%}</span></li>'
         for name in likeliest
     )
-    heading = f"<h4>{escape(title)}</h4>" if titled else ""
+    heading = f"<h4>{escape(title)}</h4>" if with_heading else ""
     return f'{heading}<ul class="emotions" aria-label="{escape(title)}">{bars}</ul>'
 
 
-def _shaded(title: str, words: Sequence[str], values: Sequence[float]) -> str:
-    """The context's words on a ground as dark as their numbers are high among each other."""
-    least, most = min(values, default=0.0), max(values, default=0.0)
+def _shaded_words(title: str, words: Sequence[str], values: Sequence[float]) -> str:
+    """Render the context's words, each shaded by its value between the least and the largest."""
+    minimum, maximum = min(values, default=0.0), max(values, default=0.0)
     marks = " ".join(
-        f'<mark style="--strength:{(value - least) / ((most - least) or 1):.0%}" '
+        f'<mark style="--strength:{(value - minimum) / ((maximum - minimum) or 1):.0%}" '
         f'title="{value:.3f}">{escape(word)}</mark>'
         for word, value in zip(words, values, strict=True)
     )
-    extent = f"{least:.2f} to {most:.2f}"
-    return (
-        f'<h4>{escape(title)} <span class="quiet">{extent}</span></h4><p class="shaded">{marks}</p>'
-    )
+    value_range = f"{minimum:.2f} to {maximum:.2f}"
+    heading = f'<h4>{escape(title)} <span class="quiet">{value_range}</span></h4>'
+    return f'{heading}<p class="shaded">{marks}</p>'
 
 
-def _passages(title: str, explanation: Explanation) -> str:
-    """The words of each turn behind the turn's label."""
+def _labelled_turns(title: str, explanation: Explanation) -> str:
+    """Render each turn's label and words."""
     labelled = zip(explanation.word_labels or (), explanation.words or (), strict=True)
     turns = "".join(
-        f"<dt>{escape(label)}</dt><dd>{escape(' '.join(word for _, word in told))}</dd>"
-        for label, told in itertools.groupby(labelled, key=operator.itemgetter(0))
+        f"<dt>{escape(label)}</dt><dd>{escape(' '.join(word for _, word in pairs))}</dd>"
+        for label, pairs in itertools.groupby(labelled, key=operator.itemgetter(0))
         if label
     )
     return f'<h4>{escape(title)}</h4><dl class="turns">{turns}</dl>'
 
 
-def _listed(title: str, words: Sequence[str]) -> str:
-    shown = escape(", ".join(words)) or '<span class="quiet">none</span>'
-    return f"<h4>{escape(title)}</h4><p>{shown}</p>"
+def _word_list(title: str, words: Sequence[str]) -> str:
+    content = escape(", ".join(words)) or '<span class="quiet">none</span>'
+    return f"<h4>{escape(title)}</h4><p>{content}</p>"
 
 
 def _heat_map(
     title: str, answer: Sequence[str], words: Sequence[str] | None, rows: Sequence[Sequence[float]]
 ) -> str:
-    """What each word of the answer, a row, looks at: the darker, the more."""
+    """Render attention weights: a row for each word of the answer; darker is higher."""
     if not words or not rows:
         return ""
-    most = max((value for row in rows for value in row), default=0.0) or 1.0
+    maximum = max((value for row in rows for value in row), default=0.0) or 1.0
     head = "".join(f'<th scope="col"><span>{escape(word)}</span></th>' for word in words)
     body = "".join(
-        f'<tr><th scope="row">{escape(said)}</th>'
+        f'<tr><th scope="row">{escape(answer_word)}</th>'
         + "".join(
-            f'<td style="--strength:{value / most:.0%}" title="{escape(word)}: {value:.3f}"></td>'
+            f'<td style="--strength:{value / maximum:.0%}" '
+            f'title="{escape(word)}: {value:.3f}"></td>'
             for word, value in zip(words, row, strict=True)
         )
         + "</tr>"
-        for said, row in zip(answer, rows, strict=True)
+        for answer_word, row in zip(answer, rows, strict=True)
     )
     return (
         f"<h4>{escape(title)}</h4>"

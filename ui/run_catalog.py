@@ -1,4 +1,4 @@
-"""Which runs the page offers, and their models, each loaded once."""
+"""The runs that can be chosen on the page, and a cache of their models."""
 
 import threading
 from collections import OrderedDict
@@ -15,41 +15,41 @@ MAX_PRESELECTED = 4
 MAX_LOADED = 8
 
 
-class Offer:
-    """The runs that can be chosen: the given ones, or whatever lies in the store at the time."""
+class RunCatalog:
+    """The runs that can be chosen: a fixed selection, or all dialogue runs on disk."""
 
-    def __init__(self, given: Sequence[Run] | None = None):
-        for run in given or ():
-            if not answers(run):
+    def __init__(self, selection: Sequence[Run] | None = None):
+        for run in selection or ():
+            if not is_dialogue_run(run):
                 raise UsageError(f"'{run.name}' does not answer: {run.variant} is a classifier")
-        self._given = None if given is None else {run.name: run for run in given}
+        self._selection = None if selection is None else {run.name: run for run in selection}
 
     def runs(self) -> Mapping[str, Run]:
-        """By name; the newest first, given ones in their order."""
-        if self._given is not None:
-            return self._given
-        found = [run for run in all_runs() if run.model.is_dir() and answers(run)]
-        return {run.name: run for run in reversed(found)}
+        """Return the runs by name: a selection in its order, otherwise the newest first."""
+        if self._selection is not None:
+            return self._selection
+        runs = [run for run in all_runs() if run.model.is_dir() and is_dialogue_run(run)]
+        return {run.name: run for run in reversed(runs)}
 
-    def preselected(self, most: int) -> list[str]:
-        """The given runs, or the newest of each variant."""
-        if self._given is not None:
-            return list(self._given)[:most]
+    def preselect(self, max_runs: int) -> list[str]:
+        """Return the names of the selection, or of the newest run of each variant."""
+        if self._selection is not None:
+            return list(self._selection)[:max_runs]
         newest: dict[str, str] = {}
         for run in self.runs().values():
             newest.setdefault(run.variant, run.name)
         return list(newest.values())[:MAX_PRESELECTED]
 
     def find(self, name: str) -> Run:
-        """A run that was chosen, which may have been deleted since."""
+        """Return a run by name; it may have been deleted since it was chosen."""
         run = self.runs().get(name)
         if run is None:
             raise UsageError(f"run '{name}' is no longer on disk: choose another")
         return run
 
 
-def answers(run: Run) -> bool:
-    """Whether a run's variant is a dialogue model; one that this version does not know is not."""
+def is_dialogue_run(run: Run) -> bool:
+    """Return whether a run's variant is a dialogue model that this version knows."""
     try:
         variant, _ = find_variant(run.variant)
     except UsageError:
@@ -58,15 +58,15 @@ def answers(run: Run) -> bool:
 
 
 class Responders:
-    """The models in use; one that was trained further is loaded anew."""
+    """A cache of loaded models; one that was trained further is loaded again."""
 
     def __init__(self, load: Callable[[Run], Responder] = lambda run: Responder(run.model)):
         self._load = load
         self._loaded: OrderedDict[tuple[str, int], Responder] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, run: Run) -> Responder:
-        """The run's model."""
+    def get(self, run: Run) -> Responder:
+        """Return the run's model, loaded once per version of its weights."""
         try:
             version = (run.model / MODEL_WEIGHTS).stat().st_mtime_ns
         except FileNotFoundError:

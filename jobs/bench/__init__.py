@@ -1,6 +1,5 @@
-"""`make bench`: how fast, as ratios of things run side by side.
+"""`make bench`: speed, as ratios to reference implementations measured in the same run.
 
-A time by itself means nothing on a shared machine, so each figure of ours stands beside that of a
-straightforward reference in the style of the papers' public code, on the same samples, in the same
-run.
+A time alone means little on a shared machine. Each figure is therefore compared with a
+straightforward reference, in the style of the papers' public code, on the same samples.
 """

@@ -1,4 +1,4 @@
-"""The command: which parts to measure, and on what."""
+"""The command `python -m attune.jobs.bench`: which parts to measure, and on which data."""
 
 import subprocess
 import tempfile
@@ -44,7 +44,7 @@ def main(
     report: dict[str, Any] = {
         "source": BUNDLED if source == BUNDLED else Path(source).name,
         "commit": commit(),
-        "machine": _machine(),
+        "machine": _describe_machine(),
     }
     screen.print(f"{report['source']}, commit {report['commit'][:12]}, {report['machine']}")
     with tempfile.TemporaryDirectory() as folder:
@@ -65,11 +65,11 @@ def main(
         print_json(report)
 
 
-def _machine() -> str:
+def _describe_machine() -> str:
     import torch
 
-    listed = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout
-    model = [line.partition(":")[2].strip() for line in listed.splitlines() if "Model name" in line]
+    output = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout
+    model = [line.partition(":")[2].strip() for line in output.splitlines() if "Model name" in line]
     return f"{model[0] if model else 'unknown processor'}, {torch.get_num_threads()} threads"
 
 

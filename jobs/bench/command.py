@@ -1,4 +1,4 @@
-"""The command line, run as a user runs it, in a home of the bench's own."""
+"""Run the command line as a user does, in a home of its own."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 
-def attune(home: Path, *arguments: str) -> dict[str, Any]:
-    """What the command says, asked with --json."""
+def run_attune(home: Path, *arguments: str) -> dict[str, Any]:
+    """Run a command with --json and return its output."""
     environment = {**os.environ, "ATTUNE_HOME": str(home)}
     environment.pop("MLFLOW_TRACKING_URI", None)
     command = [sys.executable, "-m", "attune.jobs.cli", *arguments, "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if result.returncode:
+        raise RuntimeError(result.stderr)
+    output: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return output

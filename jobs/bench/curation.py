@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 import polars as pl
 from rich.console import Console
 
-from attune.jobs.bench.command import attune
+from attune.jobs.bench.command import run_attune
 from attune.platform.data.conversations import LISTENER, SPEAKER
 from attune.platform.data.dataset_folder import read_samples
 from attune.platform.text.tokenizing import sentences
@@ -31,14 +31,14 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     home.mkdir()
     dialogues = read_samples(data, "train").group_by("conversation_id", maintain_order=True).last()
     turns = home / "turns.json"
-    attune(home, "data", "turns", "--source", str(_known(dialogues, home)), "--out", str(turns))
+    run_attune(home, "data", "turns", "--source", str(_known(dialogues, home)), "--out", str(turns))
     lines = [line for text in dialogues["context"].explode() for line in sentences(text)]
     films = _films(lines, home / "films")
     results: dict[str, list[dict[str, Any]]] = {str(workers): [] for workers in WORKERS}
     for turn in range(TURNS):
         for workers in WORKERS:
             out = home / f"{turn}-{workers}"
-            result = attune(
+            result = run_attune(
                 home, "data", "curate", "--source", str(films), "--turns", str(turns),
                 "--workers", str(workers), "--out", str(out),
             )  # fmt: skip

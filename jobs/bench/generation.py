@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from attune.jobs.bench.command import attune
+from attune.jobs.bench.command import run_attune
 from attune.jobs.bench.preparation import timed
 from attune.jobs.tables import table
 from attune.models.decoding import NEVER, Decoding
@@ -79,7 +79,7 @@ def show(screen: Console, rows: dict[str, Any]) -> None:
 
 
 def _trained(data: Path, home: Path) -> Path:
-    result = attune(
+    result = run_attune(
         home, "train", "multi-trs", "--preset", "paper",
         "--data", str(data), "--max-steps", str(TRAINED_STEPS),
         "--set", "evaluate_every=1000000", "--set", "warmup_steps=100",

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attune.jobs.bench.command import attune
+from attune.jobs.bench.command import run_attune
 from attune.jobs.bench.tuning import asked_of
 from attune.platform.runs.metrics_file import read_metrics
 
@@ -25,7 +25,9 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     search = ("--space", "optimizer", "--search", "random", "--samples", str(SAMPLES))
     found: dict[str, Any] = {}
     for scheduler in ("none", "asha"):
-        told = attune(home, "tune", *asked, *search, "--scheduler", scheduler, "--name", scheduler)
+        told = run_attune(
+            home, "tune", *asked, *search, "--scheduler", scheduler, "--name", scheduler
+        )
         runs = (home / "runs").glob(f"{scheduler}-*/metrics.jsonl")
         found[scheduler] = {
             "steps": sum(max(line["step"] for line in read_metrics(run)) for run in runs),

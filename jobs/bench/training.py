@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from attune.jobs.bench.command import attune
+from attune.jobs.bench.command import run_attune
 from attune.jobs.tables import table
 from attune.models.base import PAIRED, Batch, Progress
 from attune.models.multitask import MultiTransformer, emotion_loss
@@ -132,7 +132,7 @@ def show(screen: Console, results: dict[str, Any]) -> None:
 
 def _measure_command(data: Path, home: Path, steps: int) -> dict[str, float]:
     """What a user would type; the rate is that of the steps between two logged times."""
-    output = attune(
+    output = run_attune(
         home, "train", VARIANT, "--preset", PRESET,
         "--data", str(data), "--max-steps", str(steps), "--name", "bench",
         "--set", "evaluate_every=1000000", "--set", "track_checkpoint=false",

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attune.jobs.bench.command import attune
+from attune.jobs.bench.command import run_attune
 from attune.platform.runs.metrics_file import read_metrics
 
 VARIANT, PRESET, STEPS, TRIALS = "multi-trs", "small", 300, 4
@@ -30,9 +30,9 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     seeds = [0.1 + number / 1e6 for number in range(TRIALS)]  # the same but in name
     space.write_text(json.dumps({"space": {"dropout": seeds}, "search": "grid"}), encoding="utf-8")
     asked = (*asked_of(data), "--set", "evaluate_every=100", "--max-steps", str(STEPS))
-    attune(home, "train", *asked, "--name", "bare")
+    run_attune(home, "train", *asked, "--name", "bare")
     tune = ("--sweep", str(space), "--scheduler", "none", "--concurrent", "1", "--name", "bench")
-    attune(home, "tune", *asked, *tune)
+    run_attune(home, "tune", *asked, *tune)
     times = [_times(home / "runs" / f"bench-{number:03d}") for number in range(TRIALS)]
     bare = _times(home / "runs" / "bare")
     between = [after[0] - before[-1] for before, after in itertools.pairwise(times)]

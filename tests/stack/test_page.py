@@ -61,18 +61,18 @@ def start(home, *arguments):
     )  # fmt: skip
 
 
-def ready(process):
-    """Until it says where it is."""
+def wait_until_ready(process):
+    """Wait for the address that it prints."""
     for line in process.stdout:
-        if found := re.search(r"Attune is at (\S+)", line):
-            return found[1]
+        if match := re.search(r"Attune is at (\S+)", line):
+            return match[1]
     raise AssertionError(process.stderr.read())
 
 
 @pytest.fixture(scope="module")
 def url(home):
     process = start(home, "--port", free_port())
-    yield ready(process)
+    yield wait_until_ready(process)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -83,8 +83,8 @@ def url(home):
 @pytest.fixture(scope="module")
 def chromium():
     expect.set_options(timeout=PATIENCE)
-    with browser() as made:
-        yield made
+    with browser() as instance:
+        yield instance
 
 
 @pytest.fixture
@@ -93,15 +93,15 @@ def page(chromium, url):
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
-    asked, problems = [], []
-    page.on("request", lambda request: asked.append(request.url))
+    requests, problems = [], []
+    page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.add_init_script(WATCH)
     page.goto(url)
     expect(page.locator("button.example")).to_have_count(5)
     yield page
     assert not problems
-    assert not [one for one in asked if not one.startswith((url, "data:", "blob:"))]
+    assert not [address for address in requests if not address.startswith((url, "data:", "blob:"))]
     assert "Traceback" not in page.content()
     context.close()
 
@@ -138,7 +138,7 @@ def answers(page, *names):
     return [pane(page, name).locator(".answer").inner_text() for name in names]
 
 
-def go_on_with(page, name):
+def continue_with(page, name):
     column = page.locator("#panes .run", has=pane(page, name))
     column.get_by_role("button", name="Go on with this answer").click()
 
@@ -156,13 +156,13 @@ def test_runs_answer_side_by_side_word_by_word(page, home):
     names = ("second", "first", "plain")  # the newest of each variant
     expect(page.locator(".pane h3")).to_have_text(list(names))
     say(page, TURN)
-    found = answers(page, *names)
-    assert found == [expected(home, name, TURN).text for name in names]
+    texts = answers(page, *names)
+    assert texts == [expected(home, name, TURN).text for name in names]
     places = [pane(page, name).bounding_box() for name in names]
     assert places[0]["x"] < places[1]["x"] < places[2]["x"]
     assert len({place["y"] for place in places}) == 1
     seen = page.evaluate("window.seen")
-    for name, answer in zip(names, found, strict=True):
+    for name, answer in zip(names, texts, strict=True):
         lengths = [len(text) for text in seen[name]]
         assert lengths == sorted(lengths)
         assert any(0 < length < len(answer) for length in lengths), name
@@ -189,9 +189,9 @@ def test_going_on_with_an_answer(page, home):
     choose(page, "first", "second")
     say(page, TURN)
     first, second = answers(page, "first", "second")
-    go_on_with(page, "first")
+    continue_with(page, "first")
     expect(page.locator(".turn.listener p")).to_have_text([first])
-    go_on_with(page, "second")  # another choice takes its place
+    continue_with(page, "second")  # another choice takes its place
     expect(page.locator(".turn.listener p")).to_have_text([second])
     expect(page.locator(".turn.listener .who")).to_have_text("listener · second")
     say(page, "Thank you.")
@@ -258,24 +258,24 @@ def test_decoding_settings(page, home):
 
 
 def test_bad_input_gets_a_message(page):
-    def told(message):
+    def expect_message(message):
         expect(page.get_by_test_id("toast-body").last).to_contain_text(message)
 
     press(page, "Send")
-    told("Type what the speaker says first.")
+    expect_message("Type what the speaker says first.")
     press(page, "Undo")
-    told("nothing to undo")
+    expect_message("nothing to undo")
     press(page, "Answer again")
-    told("There is no turn of the speaker's to answer")
+    expect_message("There is no turn of the speaker's to answer")
     say(page, TURN)
     answers(page, "second", "first", "plain")
     page.get_by_label("The speaker says").fill("And?")
     press(page, "Send")
-    told("Choose first whose answer")
+    expect_message("Choose first whose answer")
     page.locator("#runs").get_by_title("Clear").click()
     expect(page.locator(".pane")).to_have_count(0)
     press(page, "Send")
-    told("Choose at least one run")
+    expect_message("Choose at least one run")
     expect(page.get_by_label("The speaker says")).to_have_value("And?")
     assert turns(page) == [TURN]
 

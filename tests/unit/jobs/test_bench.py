@@ -24,8 +24,8 @@ def test_all_loops_learn_from_the_same_loss(variant, batch):
     assert torch.allclose(training._good_loss(variant, batch), ours, rtol=1e-5)
 
     def gradient(loss):
-        [found] = torch.autograd.grad(loss, [variant.output.bias])
-        return found
+        [grad] = torch.autograd.grad(loss, [variant.output.bias])
+        return grad
 
     # The papers' target gives padding nothing; its own entropy, left out here, teaches nothing.
     papers, expected = gradient(training._reference_loss(variant, batch)), gradient(ours)
@@ -47,7 +47,7 @@ def test_slow_decoding_gives_the_same_answers(build, test_samples, vocabulary, s
 def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
     """A bare run of a second a step; trials of two, five seconds apart; half the trials stopped."""
 
-    def logged(name, start, steps, pace):
+    def write_metrics(name, start, steps, pace):
         folder = (
             tmp_path / ("stopping" if name[:4] in ("none", "asha") else "tuning") / "runs" / name
         )
@@ -55,47 +55,49 @@ def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
         lines = [{"step": n, "time": 1000 * (start + n * pace)} for n in range(1, steps + 1)]
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
-    def attune(_, command, *asked):
-        name = asked[asked.index("--name") + 1]
+    def run_attune(_, command, *arguments):
+        name = arguments[arguments.index("--name") + 1]
         if command == "train":
-            logged(name, 0, 11, 1)
+            write_metrics(name, 0, 11, 1)
         elif name == "bench":
             for number in range(tuning.TRIALS):
-                logged(f"bench-{number:03d}", number * (20 + 5) - 2, 11, 2)
+                write_metrics(f"bench-{number:03d}", number * (20 + 5) - 2, 11, 2)
         else:
             for number in range(stopping.SAMPLES):
-                logged(f"{name}-{number:03d}", 0, 4 if name == "asha" and number % 2 else 12, 1)
+                write_metrics(
+                    f"{name}-{number:03d}", 0, 4 if name == "asha" and number % 2 else 12, 1
+                )
         return {"best": {"metrics": {"valid_perplexity": 40.0}}}
 
-    monkeypatch.setattr(tuning, "attune", attune)
-    monkeypatch.setattr(stopping, "attune", attune)
-    found = tuning.measure(tmp_path, tmp_path)
-    assert found["seconds_between_trials"] == [5.0] * (tuning.TRIALS - 1)
-    assert (found["bare_seconds"], found["trial_seconds"]) == (10.0, 20.0)
-    assert found["overhead_of_five_minutes"] == pytest.approx(2 * (1 + 5 / 300) - 1)
+    monkeypatch.setattr(tuning, "run_attune", run_attune)
+    monkeypatch.setattr(stopping, "run_attune", run_attune)
+    report = tuning.measure(tmp_path, tmp_path)
+    assert report["seconds_between_trials"] == [5.0] * (tuning.TRIALS - 1)
+    assert (report["bare_seconds"], report["trial_seconds"]) == (10.0, 20.0)
+    assert report["overhead_of_five_minutes"] == pytest.approx(2 * (1 + 5 / 300) - 1)
     saved = stopping.measure(tmp_path, tmp_path)
     steps = {name: each["steps"] for name, each in saved.items()}
     assert steps == {"none": 16 * 12, "asha": 8 * 12 + 8 * 4}
 
 
-def test_made_up_films_are_subtitles_and_both_numbers_of_workers_are_timed(
+def test_generated_films_are_subtitles_and_both_numbers_of_workers_are_timed(
     prepared, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(curation, "FILES", 2)
     monkeypatch.setattr(curation, "LINES", 5)
-    asked = []
+    commands = []
 
-    def attune(_, *arguments):
-        asked.append(arguments)
+    def run_attune(_, *arguments):
+        commands.append(arguments)
         workers = arguments[arguments.index("--workers") + 1] if "--workers" in arguments else "0"
         return {"hash": "same", "speed": {"lines_per_second": 10.0 * int(workers)}}
 
-    monkeypatch.setattr(curation, "attune", attune)
-    found = curation.measure(prepared, tmp_path)
-    assert {n: [each["lines_per_second"] for each in turns] for n, turns in found.items()} == {
+    monkeypatch.setattr(curation, "run_attune", run_attune)
+    report = curation.measure(prepared, tmp_path)
+    assert {n: [each["lines_per_second"] for each in turns] for n, turns in report.items()} == {
         "1": [10.0] * curation.TURNS, "2": [20.0] * curation.TURNS,
     }  # fmt: skip
-    assert asked[0][:2] == ("data", "turns")
+    assert commands[0][:2] == ("data", "turns")
     films = subtitles.find(tmp_path / "curation" / "films")
     for lines in map(subtitles.read, films):
         assert len(lines) == 5

@@ -24,14 +24,14 @@ FEW = ("--set", "max_tokens=3")
 
 
 def test_variants(call):
-    found = json_output(call("variants", "--json"))["variants"]
-    assert [one["name"] for one in found] == list(all_variants())
-    for one in found:
+    variants = json_output(call("variants", "--json"))["variants"]
+    assert [one["name"] for one in variants] == list(all_variants())
+    for one in variants:
         assert set(one) == {"name", "system", "paper", "ablation_of", "kind", "search_spaces"}
         assert one["kind"] in ("dialogue", "classifier")
         for key in (key for group in one["search_spaces"].values() for key in group.values()):
             assert set(key) in ({"type", "values"}, {"type", "low", "high"})
-    multi = next(one for one in found if one["name"] == "multi-trs")
+    multi = next(one for one in variants if one["name"] == "multi-trs")
     assert (multi["system"], multi["ablation_of"]) == ("Multi-TRS", None)
     spaces = multi["search_spaces"]
     assert spaces["architecture"]["num_layers"] == {"type": "choice", "values": [1, 2, 4]}
@@ -77,9 +77,9 @@ def test_every_setting_has_a_help_text():
 
 @pytest.mark.usefixtures("home")
 def test_runs(call):
-    found = json_output(call("runs", "--json"))["runs"]
-    assert [run["name"] for run in found] == ["first", "second", "third"]
-    assert found[1] == {
+    runs = json_output(call("runs", "--json"))["runs"]
+    assert [run["name"] for run in runs] == ["first", "second", "third"]
+    assert runs[1] == {
         "name": "second",
         "run_id": None,
         "variant": "multi-trs",
@@ -91,7 +91,7 @@ def test_runs(call):
         "seed": 6,
         "metrics": {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5},
     }
-    assert found[0]["metrics"] == {}
+    assert runs[0]["metrics"] == {}
     only = json_output(call("runs", "--variant", "dummy", "--json"))["runs"]
     assert [run["name"] for run in only] == ["first", "third"]
     none = json_output(call("runs", "--variant", "transformer", "--json"))
@@ -127,7 +127,7 @@ def test_respond(call, tmp_path):
 
 
 @pytest.mark.usefixtures("home")
-def test_respond_decodes_as_it_is_told(call):
+def test_respond_uses_the_decoding_options(call):
     def answer(*arguments):
         command = ("respond", "second", "--context", "Hello.", "--json", *arguments)
         return json_output(call(*command))["answers"][0]["answer"]

@@ -7,7 +7,7 @@ import pytest
 from attune.platform.core.errors import UsageError
 from attune.platform.runs.record import RUN_FORMAT, RUN_RECORD, find_run
 from attune.platform.tuning import sweep
-from attune.ui.run_catalog import Offer
+from attune.ui.run_catalog import RunCatalog
 from tests.commands import error_of, json_output
 from tests.runs import write_run
 from tests.sweeps import make
@@ -69,8 +69,8 @@ def test_latest_is_the_newest_run_that_can_be_read(home, capsys):
 
 
 def test_the_page_offers_only_runs_that_can_be_read(home, capsys):
-    assert list(Offer().runs()) == ["second", "first"]
-    assert list(Offer().runs()) == ["second", "first"]
+    assert list(RunCatalog().runs()) == ["second", "first"]
+    assert list(RunCatalog().runs()) == ["second", "first"]
     [line] = capsys.readouterr().err.splitlines()
     assert f"skipped: {home / 'runs' / 'newest' / RUN_RECORD}" in line
 

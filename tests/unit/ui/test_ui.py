@@ -1,4 +1,4 @@
-"""What the page does, without a browser: runs offered, conversations, examples, markup, events."""
+"""The page without a browser: run catalog, conversations, examples, markup and events."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from attune.platform.runs.model import MODEL_WEIGHTS, save_model
 from attune.platform.serving.responder import Answer, Responder
 from attune.ui import app, compare_tab, conversation, examples, markup, run_catalog
 from attune.ui.conversation import Turn
-from attune.ui.run_catalog import Offer, Responders
+from attune.ui.run_catalog import Responders, RunCatalog
 from tests.runs import write_run
 
 
@@ -30,7 +30,7 @@ def home(tmp_path, monkeypatch, prepared):
 
 @pytest.fixture
 def add_run(home, prepared):
-    def added(name, variant="dummy", folder=prepared, model=True):
+    def write(name, variant="dummy", folder=prepared, model=True):
         number = len(list((home / "runs").glob("*")))
         data = {"name": "bundled", "folder": str(folder), "hash": ""}
         run = write_run(home, name, variant, data=data, created=f"2026-01-01T00:00:{number:02}")
@@ -38,29 +38,29 @@ def add_run(home, prepared):
             run.model.mkdir()
         return run
 
-    return added
+    return write
 
 
-def test_runs_with_a_model_are_offered_newest_first(add_run):
+def test_runs_with_a_model_are_listed_newest_first(add_run):
     for name in ("one", "two"):
         add_run(name)
     add_run("three", "multi-trs")
     add_run("four", model=False)
-    assert list(Offer().runs()) == ["three", "two", "one"]
-    assert Offer().preselected(6) == ["three", "two"]
-    late = Offer()
+    assert list(RunCatalog().runs()) == ["three", "two", "one"]
+    assert RunCatalog().preselect(6) == ["three", "two"]
+    late = RunCatalog()
     add_run("five", "transformer")
-    assert late.preselected(6) == ["five", "three", "two"]
+    assert late.preselect(6) == ["five", "three", "two"]
 
 
-def test_given_runs_are_offered_as_given(add_run):
+def test_selected_runs_keep_their_order(add_run):
     add_run("other")
-    given = [add_run(name) for name in ("b", "a", "c")]
-    assert list(Offer(given).runs()) == ["b", "a", "c"]
-    assert Offer(given).preselected(2) == ["b", "a"]
+    selection = [add_run(name) for name in ("b", "a", "c")]
+    assert list(RunCatalog(selection).runs()) == ["b", "a", "c"]
+    assert RunCatalog(selection).preselect(2) == ["b", "a"]
 
 
-def test_classifiers_and_unknown_variants_are_not_offered(add_run, monkeypatch):
+def test_classifiers_and_unknown_variants_are_not_listed(add_run, monkeypatch):
     add_run("dialogue")
     add_run("odd", "from-another-version")
     classifier = add_run("classifier", "multi-trs")
@@ -70,9 +70,9 @@ def test_classifiers_and_unknown_variants_are_not_offered(add_run, monkeypatch):
         return (object, {}) if name == "multi-trs" else find(name)
 
     monkeypatch.setattr(run_catalog, "find_variant", without)
-    assert list(Offer().runs()) == ["dialogue"]
+    assert list(RunCatalog().runs()) == ["dialogue"]
     with pytest.raises(UsageError, match="'classifier' does not answer"):
-        Offer([classifier])
+        RunCatalog([classifier])
 
 
 def test_a_model_is_loaded_once_until_it_changes(add_run):
@@ -81,31 +81,35 @@ def test_a_model_is_loaded_once_until_it_changes(add_run):
     weights.touch()
     loaded = []
     responders = Responders(lambda run: loaded.append(run.name) or object())
-    assert responders.of(run) is responders.of(run)
+    assert responders.get(run) is responders.get(run)
     os.utime(weights, ns=(1, 1))
-    responders.of(run)
+    responders.get(run)
     assert loaded == ["mine", "mine"]
     shutil.rmtree(run.folder)
     with pytest.raises(UsageError, match="'mine' is no longer on disk"):
-        responders.of(run)
+        responders.get(run)
 
 
 def test_conversation():
-    begun = conversation.say((), " Hello. ")
-    assert begun == (Turn(text="Hello."),)
+    opening = conversation.add_speaker_turn((), " Hello. ")
+    assert opening == (Turn(text="Hello."),)
     with pytest.raises(UsageError, match="Choose first"):
-        conversation.say(begun, "And?")
+        conversation.add_speaker_turn(opening, "And?")
     with pytest.raises(UsageError, match="no answer yet"):
-        conversation.say(begun, "And?", Turn(text=""))
+        conversation.add_speaker_turn(opening, "And?", Turn(text=""))
     first, second = Turn(text="Hi.", by="a"), Turn(text="Oh.", by="b")
-    assert conversation.say(begun, "And?", first) == (*begun, first, Turn(text="And?"))
-    answered = conversation.go_on(begun, first)
-    assert conversation.go_on(answered, second) == (*begun, second)
-    assert conversation.undo(answered) == (begun, first)
+    assert conversation.add_speaker_turn(opening, "And?", first) == (
+        *opening,
+        first,
+        Turn(text="And?"),
+    )
+    answered = conversation.set_listener_turn(opening, first)
+    assert conversation.set_listener_turn(answered, second) == (*opening, second)
+    assert conversation.remove_last_turn(answered) == (opening, first)
     with pytest.raises(UsageError, match="nothing to undo"):
-        conversation.undo(())
+        conversation.remove_last_turn(())
     with pytest.raises(UsageError, match="Type what the speaker says"):
-        conversation.say((), "  ")
+        conversation.add_speaker_turn((), "  ")
 
 
 def test_examples_are_drawn_from_the_runs_own_test_split(add_run, tmp_path, test_samples):
@@ -123,9 +127,9 @@ def test_examples_are_drawn_from_the_runs_own_test_split(add_run, tmp_path, test
 def test_no_text_is_markup(add_run):
     run = add_run("mine")
     evil = "<img src=x onerror=alert(1)>"
-    made = Answer(text=evil, seconds=1.0, explanation=Explanation(emotion={evil: 1.0}))
+    answer = Answer(text=evil, seconds=1.0, explanation=Explanation(emotion={evil: 1.0}))
     pages = [
-        markup.answer(run, made, done=True),
+        markup.answer(run, answer, done=True),
         markup.conversation((Turn(text=evil), Turn(text=evil, by=evil))),
         markup.problem(evil, evil),
     ]
@@ -154,7 +158,7 @@ def test_reasons_of_an_answer_can_be_unfolded():
     )
     shown = markup.reasons(reason)
     assert "<details" in shown
-    for text in ("Taken as", ">75%<", "Listeners heard", ">lonely<", "if positive", ">hopeful<"):
+    for text in ("Taken as", ">75%<", "Listener weights", ">lonely<", "if positive", ">hopeful<"):
         assert text in shown
     assert '--strength:0%" title="0.200">&lt;b&gt;</mark>' in shown
     assert '--strength:100%" title="0.700">dog</mark>' in shown
@@ -172,7 +176,7 @@ def test_turns_are_shown_with_what_they_are_taken_for():
 
 
 def test_each_pane_answers_in_an_event_of_its_own(home):  # noqa: ARG001
-    page = app.build(Offer())
+    page = app.build(RunCatalog())
     answering = [fn for fn in page.fns.values() if fn.name == "answer"]
     assert len(answering) == compare_tab.MAX_PANES
     assert all(fn.concurrency_limit is None for fn in answering)
@@ -192,26 +196,26 @@ def test_controls_of_a_variant_reach_its_model(add_run, monkeypatch):
     monkeypatch.setattr(Dummy, "controls", Echo.variant.controls)
     run = add_run("mine")
     (run.model / MODEL_WEIGHTS).touch()
-    tab = compare_tab.Talk(Offer(), ("intent", "style"))
+    tab = compare_tab.CompareTab(RunCatalog(), ("intent", "style"))
     tab.responders = Responders(lambda _: Echo())
-    *_, intent, style = tab.choose(["mine"], None)
+    *_, intent, style = tab.choose_runs(["mine"], None)
     assert intent["visible"]
     assert "agreeing" in intent["choices"]
     assert not style["visible"]
     values = [getattr(Decoding(), name) for name in Decoding.__dataclass_fields__]
-    said = (Turn(text="Hello."),)
-    *_, last = tab.answer("mine", said, *values, "agreeing", compare_tab.MODELS_CHOICE)
+    context = (Turn(text="Hello."),)
+    *_, last = tab.answer("mine", context, *values, "agreeing", compare_tab.MODEL_DEFAULT)
     assert last[1] == "Yes."
-    list(tab.answer("mine", said, *values, compare_tab.MODELS_CHOICE, compare_tab.MODELS_CHOICE))
+    list(tab.answer("mine", context, *values, compare_tab.MODEL_DEFAULT, compare_tab.MODEL_DEFAULT))
     assert asked == [(["Hello."], 30, {"intent": "agreeing"}), (["Hello."], 30, {})]
     assert compare_tab._all_controls()["intent"] == ["asking", "agreeing"]
     assert DialogueVariant.controls == {}
 
 
-def test_what_goes_wrong_is_said_in_the_pane(add_run, caplog):
+def test_errors_are_shown_in_the_pane(add_run, caplog):
     run = add_run("mine")
     (run.model / MODEL_WEIGHTS).write_bytes(b"nonsense")
-    tab = compare_tab.Talk(Offer())
+    tab = compare_tab.CompareTab(RunCatalog())
     values = [getattr(Decoding(), name) for name in Decoding.__dataclass_fields__]
     [_, (shown, answer, _)] = tab.answer("mine", (Turn(text="Hello."),), *values)
     assert "model.json is missing" in shown
