@@ -88,7 +88,8 @@ class DataRequirements:
     streams: tuple[str, ...] = (PAIRED,)
     encoder: str | None = None
     """The setting that names the pretrained encoder it reads with: it gets the encoder under this
-    name, and in its batches those columns of `read_by` and `subwords_of` that it asks for."""
+    name, and in its batches those columns of `encoder_columns` and `subword_columns` that it asks
+    for."""
 
 
 @dataclass(frozen=True, kw_only=True)

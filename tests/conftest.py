@@ -12,7 +12,7 @@ import torch
 
 from attune.jobs import cli
 from attune.models.base import Batch
-from attune.platform.batching.encoding import Ragged, encode, read_by, subwords_of
+from attune.platform.batching.encoding import Ragged, encode, encoder_columns, subword_columns
 from attune.platform.core.settings import find_variant
 from attune.platform.data import bundled
 from attune.platform.data.dataset_folder import read_manifest, read_samples
@@ -86,7 +86,7 @@ def encode_samples(vocabulary, tiny_encoder):
             causes=True,
             labels=True,
         )
-        return {**columns, **read_by(encoder, samples), **subwords_of(encoder, samples)}
+        return {**columns, **encoder_columns(encoder, samples), **subword_columns(encoder, samples)}
 
     return encode_all
 
@@ -115,7 +115,7 @@ def batch(columns):
     with_next_turn = np.flatnonzero(columns["next_turn"].lengths)
     rows = with_next_turn[np.linspace(0, len(with_next_turn) - 1, 12).astype(int)]
     tensors = {
-        name: column.padded(rows) if isinstance(column, Ragged) else torch.from_numpy(column[rows])
+        name: column.pad(rows) if isinstance(column, Ragged) else torch.from_numpy(column[rows])
         for name, column in columns.items()
     }
     return Batch(tensors=tensors, samples=12, tokens=float((tensors["response"] != 0).sum()))

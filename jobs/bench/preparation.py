@@ -82,7 +82,7 @@ def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]
     """Bucketed and prefetched, against random batches of padded lists from a DataLoader."""
     columns = encode(samples, vocabulary)
     rows = [
-        {name: c.padded(np.array([row]))[0] for name, c in columns.items() if isinstance(c, Ragged)}
+        {name: c.pad(np.array([row]))[0] for name, c in columns.items() if isinstance(c, Ragged)}
         for row in range(samples.height)
     ]
 

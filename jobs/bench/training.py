@@ -265,7 +265,7 @@ def _random_batches(columns: Columns, size: int) -> Iterator[Batch]:
         for start in range(0, len(shuffled) - size, size):
             rows = shuffled[start : start + size]
             tensors = {
-                name: c.padded(rows) if isinstance(c, Ragged) else torch.from_numpy(c[rows])
+                name: c.pad(rows) if isinstance(c, Ragged) else torch.from_numpy(c[rows])
                 for name, c in columns.items()
             }
             yield Batch(tensors=tensors, samples=float(size), tokens=1.0)

@@ -29,13 +29,13 @@ from attune.platform.text.vocabulary import (
 PADDING = SPECIALS.index(PAD)
 _LABELS = {label: number for number, label in enumerate(LABELS, start=1)}
 _NO_LABEL = len(LABELS) + 1  # not 0, which is padding
-Numbers = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
 class Ragged:
     """Rows of different lengths in one array."""
 
-    def __init__(self, values: Numbers, lengths: Numbers):
+    def __init__(self, values: IntArray, lengths: IntArray):
         self.values = values
         self.lengths = lengths
         self.starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
@@ -56,13 +56,13 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, rows: Numbers) -> "Ragged":
+    def __getitem__(self, rows: IntArray) -> "Ragged":
         """Some of the rows; the array stays where it is."""
         taken = Ragged(self.values, self.lengths[rows])
         taken.starts = self.starts[rows]
         return taken
 
-    def padded(self, rows: Numbers) -> torch.Tensor:
+    def pad(self, rows: IntArray) -> torch.Tensor:
         """(rows, longest of them), filled up with the number of `<pad>`."""
         lengths = self.lengths[rows]
         width = int(lengths.max(initial=0))
@@ -83,7 +83,7 @@ class Layout:
     """Keep only the last so many tokens (`<cls>` aside); the papers' code cuts nothing."""
 
 
-Columns = Mapping[str, Ragged | Numbers]
+Columns = Mapping[str, Ragged | IntArray]
 
 
 def encode(
@@ -95,7 +95,7 @@ def encode(
     emotion_words: Callable[[pl.Series], pl.Series] | None = None,
     causes: bool = False,
     labels: bool = False,
-) -> dict[str, Ragged | Numbers]:
+) -> dict[str, Ragged | IntArray]:
     """The samples as numbers.
 
     context           <cls> and all utterances' tokens
@@ -179,19 +179,21 @@ def encode(
         return Ragged.from_lists(lists.to_series())
 
     context = vocabulary.numbers[CONTEXT]
-    found = {} if emotion_words is None else _felt(samples, vocabulary, emotion_words)
+    columns = (
+        {} if emotion_words is None else _emotion_word_columns(samples, vocabulary, emotion_words)
+    )
     if causes:
-        found["context_causes"] = sequence("cause", 1)
+        columns["context_causes"] = sequence("cause", 1)
     if labels:
-        found["context_labels"] = sequence("label", _NO_LABEL)
-        found["response_label"] = (
+        columns["context_labels"] = sequence("label", _NO_LABEL)
+        columns["response_label"] = (
             samples["response_label"]
             .replace_strict(_LABELS, default=0, return_dtype=pl.Int64)
             .to_numpy()
             - 1
         )
     return {
-        **found,
+        **columns,
         "context": sequence("number", context),
         "context_roles": sequence("role", context),
         "context_turns": sequence("turn", 0),
@@ -202,7 +204,7 @@ def encode(
     }
 
 
-def read_by(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+def encoder_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
     """The samples as a pretrained encoder reads them, with the emotion given as a word.
 
     subwords          [CLS] emotion [SEP], then each utterance with [SEP] behind it, from 1 on
@@ -235,7 +237,7 @@ def read_by(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | N
     }
 
 
-def subwords_of(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+def subword_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
     """The texts alone, as a pretrained encoder reads them; nothing where there is none.
 
     context_subwords      [CLS], then each utterance with [SEP] behind it, from 1 on
@@ -258,7 +260,7 @@ def subwords_of(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged
     }
 
 
-def followed(columns: Columns) -> Columns:
+def with_next_turn(columns: Columns) -> Columns:
     """The samples whose response the speaker answers."""
     replies = columns["next_turn"]
     assert isinstance(replies, Ragged)
@@ -272,15 +274,15 @@ UNPAIRED_COLUMNS = {
 }
 
 
-def unpaired(columns: Columns, stream: str) -> Columns:
+def unpaired_columns(columns: Columns, stream: str) -> Columns:
     """What there is of contexts, or of responses, that belong to no pair: a batch then lacks the
     other side, instead of having an empty one."""
     return {name: columns[name] for name in UNPAIRED_COLUMNS[stream]}
 
 
-def _felt(
+def _emotion_word_columns(
     samples: pl.DataFrame, vocabulary: Vocabulary, find: Callable[[pl.Series], pl.Series]
-) -> dict[str, Ragged | Numbers]:
+) -> dict[str, Ragged | IntArray]:
     """The emotion words of the context, of the response and of the next turn."""
     turns = samples.select(pl.int_range(pl.len()).alias("row"), text="context_tokens").explode(
         "text"
@@ -305,7 +307,7 @@ def _felt(
     }
 
 
-def _emotion_numbers(emotions: pl.Series, labels: Mapping[str, int]) -> Numbers:
+def _emotion_numbers(emotions: pl.Series, labels: Mapping[str, int]) -> IntArray:
     strange = sorted(set(emotions.drop_nulls().unique()) - set(labels)) if labels else []
     if strange:
         raise DataError(

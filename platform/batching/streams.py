@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from attune.models.base import Batch
-from attune.platform.batching.encoding import Columns, Numbers, Ragged
+from attune.platform.batching.encoding import Columns, IntArray, Ragged
 from attune.platform.core.errors import DataError
 
 POOL = 256
@@ -39,10 +39,10 @@ class PositionedBatch:
     """A batch, and where to go on after it."""
 
     batch: Batch
-    following: Position
+    next_position: Position
 
 
-def _lengths(columns: Columns, name: str) -> Numbers:
+def _lengths(columns: Columns, name: str) -> IntArray:
     column = columns.get(name)
     if column is None:
         return np.zeros(len(columns["index"]), dtype=np.int64)
@@ -92,8 +92,8 @@ class Stream:
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
             ahead: deque[Future[PositionedBatch]] = deque()
             try:
-                for rows, following in self._planned(start):
-                    ahead.append(thread.submit(self._load, rows, following))
+                for rows, next_position in self._planned_batches(start):
+                    ahead.append(thread.submit(self._load, rows, next_position))
                     if len(ahead) > self.prefetch:
                         yield ahead.popleft().result()
             finally:
@@ -104,7 +104,7 @@ class Stream:
         """The batches of one epoch only, in which each sample comes exactly once."""
         for loaded in self.batches(Position(epoch=number)):
             yield loaded.batch
-            if loaded.following.epoch > number:
+            if loaded.next_position.epoch > number:
                 return
 
     def position(self, step: int) -> Position:
@@ -115,7 +115,7 @@ class Stream:
             epoch += 1
         return Position(epoch=epoch, batch=step)
 
-    def _planned(self, here: Position) -> Iterator[tuple[Numbers, Position]]:
+    def _planned_batches(self, here: Position) -> Iterator[tuple[IntArray, Position]]:
         """The rows of each batch, with the position after it."""
         while True:
             plan = self.plan(here.epoch)
@@ -124,12 +124,10 @@ class Stream:
             yield plan[-1], Position(epoch=here.epoch + 1)
             here = Position(epoch=here.epoch + 1)
 
-    def _load(self, rows: Numbers, following: Position) -> PositionedBatch:
+    def _load(self, rows: IntArray, next_position: Position) -> PositionedBatch:
         mine = rows[self.rank :: self.world_size]
         tensors = {
-            name: column.padded(mine)
-            if isinstance(column, Ragged)
-            else torch.from_numpy(column[mine])
+            name: column.pad(mine) if isinstance(column, Ragged) else torch.from_numpy(column[mine])
             for name, column in self.columns.items()
         }
         tokens = int(self.tokens[rows].sum())
@@ -138,9 +136,9 @@ class Stream:
             samples=len(rows) / self.world_size,
             tokens=tokens / self.world_size,
         )
-        return PositionedBatch(batch=batch, following=following)
+        return PositionedBatch(batch=batch, next_position=next_position)
 
-    def _plan(self, epoch: int) -> list[Numbers]:
+    def _plan(self, epoch: int) -> list[IntArray]:
         """The global batches of an epoch, as row numbers."""
         count = len(self.response_lengths)
         if not self.shuffle:
@@ -151,7 +149,7 @@ class Stream:
         batches = [batch for pool in pools for batch in self._cut(self._by_length(pool))]
         return [batches[number] for number in draw.permutation(len(batches))]
 
-    def _by_length(self, rows: Numbers) -> Numbers:
+    def _by_length(self, rows: IntArray) -> IntArray:
         """Rows in an order in which neighbours are alike.
 
         By the response first, then strips of that by the context, to and fro, so that a batch that
@@ -175,7 +173,7 @@ class Stream:
         mean = float(np.mean(self.context_lengths + self.response_lengths))
         return max(1.0, self.size / mean)
 
-    def _cut(self, rows: Numbers) -> list[Numbers]:
+    def _cut(self, rows: IntArray) -> list[IntArray]:
         if self.by == "samples":
             # Nearly equal parts, so that no epoch ends in a tiny batch with a loud gradient.
             return np.array_split(rows, -(-len(rows) // self.size))

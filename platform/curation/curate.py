@@ -42,12 +42,12 @@ from attune.platform.curation.turns import Turns, gap_between
 from attune.platform.data.conversations import LISTENER, SPEAKER, split_by_hash
 from attune.platform.data.dataset_folder import (
     REJECTS,
-    Target,
+    OutputFolder,
     content,
-    made_before,
+    find_existing,
     write_manifest,
 )
-from attune.platform.data.files import ParquetPieces, ending, in_pieces
+from attune.platform.data.files import ParquetWriter, chunked, ending
 from attune.platform.services import cluster
 
 NAME = "curation"
@@ -148,7 +148,7 @@ def curate_part(part: Part) -> int:
     model = None if part.turns is None else turns.load(Path(part.turns))
     path = Path(part.file)
     new = path.with_suffix(".new")
-    with ParquetPieces(new, _KEYED) as dialogs:
+    with ParquetWriter(new, _KEYED) as dialogs:
         for place, name in part.files:
             counts.files += 1
             try:
@@ -257,8 +257,8 @@ def curate(
         "gap": gap,
         "steps": list(steps),
     }
-    target = Target(out, overwrite=False)
-    if (made := made_before(out, NAME, maker)) is not None:
+    target = OutputFolder(out, overwrite=False)
+    if (made := find_existing(out, NAME, maker)) is not None:
         return made, None
     total(len(files))
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
@@ -272,7 +272,7 @@ def curate(
             gap=gap,
             file=str(work / f"{number:06d}.parquet"),
         )
-        for number, some in enumerate(in_pieces(files, FILES_OF_A_PART))
+        for number, some in enumerate(chunked(files, FILES_OF_A_PART))
     ]
     left = [Path(part.file) for part in parts if not Path(part.file).is_file()]
     if left:
@@ -280,7 +280,7 @@ def curate(
     started = time.monotonic()
     cluster.make_files(curate_part, parts, progress, at_once=workers)
     speed = _speed(left, time.monotonic() - started)
-    with target.beside() as new:
+    with target.temporary_folder() as new:
         manifest = _write([Path(part.file) for part in parts], new, maker)
         target.publish(new, manifest)
     shutil.rmtree(work)
@@ -337,7 +337,7 @@ def _write(parts: Sequence[Path], folder: Path, maker: dict[str, Any]) -> dict[s
     first = _first_copies(parts) if DUPLICATES in maker["steps"] else None
     again = Size()
     digest = hashlib.sha256()
-    with ParquetPieces(folder / DIALOGS, _ROWS) as dialogs:
+    with ParquetWriter(folder / DIALOGS, _ROWS) as dialogs:
         start = 0
         for part in parts:
             rows = pl.read_parquet(part)

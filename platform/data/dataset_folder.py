@@ -72,7 +72,7 @@ def read_samples(folder: Path, stream: str) -> pl.DataFrame:
         raise DataError(f"{path} is missing or damaged: prepare the folder anew") from error
 
 
-def read_marked(folder: Path, split: str) -> pl.DataFrame:
+def read_cause_samples(folder: Path, split: str) -> pl.DataFrame:
     """The samples of a split whose emotion is known, and which utterances hold its cause.
 
     These are the cause streams where the folder has them, else the paired samples.
@@ -93,7 +93,7 @@ def read_marked(folder: Path, split: str) -> pl.DataFrame:
     return marked
 
 
-def read_labelled(folder: Path, split: str) -> pl.DataFrame:
+def read_labelled_utterances(folder: Path, split: str) -> pl.DataFrame:
     """The labelled utterances of a split, each a context of one turn whose emotion is the label.
 
     They are those that stand alone where the folder has such, else those of the paired samples.
@@ -119,7 +119,7 @@ def content(rows: pl.DataFrame) -> bytes:
     return rows.write_ndjson().encode()
 
 
-def joint_hash(digests: Mapping[str, str]) -> str:
+def combine_hashes(digests: Mapping[str, str]) -> str:
     """The hash of a folder from those of its streams."""
     nothing = hashlib.sha256().hexdigest()
     whole = hashlib.sha256()
@@ -129,7 +129,7 @@ def joint_hash(digests: Mapping[str, str]) -> str:
     return whole.hexdigest()
 
 
-def made_before(out: Path, name: str, maker: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_existing(out: Path, name: str, maker: Mapping[str, Any]) -> dict[str, Any] | None:
     """The manifest of `out` where it is what would be made, by what it has under `name`; None where
     nothing is there, and an error where something else is."""
     if (out / MANIFEST).is_file() and (manifest := read_manifest(out)).get(name) == maker:
@@ -139,7 +139,7 @@ def made_before(out: Path, name: str, maker: Mapping[str, Any]) -> dict[str, Any
     return None
 
 
-class Target:
+class OutputFolder:
     """The folder to be made: what lies there is not lost, and what is new appears in one step."""
 
     def __init__(self, out: Path, overwrite: bool):
@@ -167,7 +167,7 @@ class Target:
             self._refuse()
 
     @contextmanager
-    def beside(self) -> Iterator[Path]:
+    def temporary_folder(self) -> Iterator[Path]:
         """A new folder to work in, on the same disk; it is gone afterwards, if not published.
 
         It has its name before it is made, so that no signal can come between the two.

@@ -32,7 +32,7 @@ def ending(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def split_of(path: Path) -> str | None:
+def split_from_name(path: Path) -> str | None:
     """The split that a file's name tells: `dailydialog_test.json` is test, `dev.csv` is valid."""
     words = path.name.lower().replace(".", "_").replace("-", "_").split("_")
     return next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), None)
@@ -80,7 +80,7 @@ class Record:
         return ",".join(self.fields.values()).encode(errors="backslashreplace").decode()
 
 
-def header_of(path: Path) -> list[str]:
+def read_header(path: Path) -> list[str]:
     """The column names of a CSV."""
     with open_bytes(path) as stream:
         return _header(path, csv.reader(_decoded_lines(stream)))
@@ -120,7 +120,7 @@ def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
                 yield Record(row=row, fields=named, problem=_record_problem(fields, header))
 
 
-def in_pieces(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]]:
+def chunked(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]]:
     """Lists of at most `size` rows."""
     piece: list[T] = []
     for row in rows:
@@ -132,7 +132,7 @@ def in_pieces(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]
         yield piece
 
 
-class ParquetPieces:
+class ParquetWriter:
     """A Parquet file that is written a frame at a time, all of one schema."""
 
     def __init__(self, path: Path, schema: pl.Schema):
@@ -142,14 +142,14 @@ class ParquetPieces:
         """Add a piece."""
         self.writer.write_table(_arrow(rows))
 
-    def __enter__(self) -> "ParquetPieces":
+    def __enter__(self) -> "ParquetWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.writer.close()
 
 
-def parquet_pieces(
+def read_parquet_chunks(
     path: Path, size: int, columns: Iterable[str] | None = None
 ) -> Iterator[pl.DataFrame]:
     """Frames of at most `size` rows of a Parquet file."""

@@ -44,9 +44,9 @@ from attune.platform.data.dataset_folder import (
     REJECTS,
     STREAMS,
     TOKENS,
-    Target,
+    OutputFolder,
+    combine_hashes,
     content,
-    joint_hash,
     read_manifest,
     write_manifest,
 )
@@ -84,9 +84,9 @@ def prepare(
     preparation only with `overwrite`.
     """
     files = Source(source, form)
-    target = Target(out, overwrite)
+    target = OutputFolder(out, overwrite)
     target.check(files)
-    with target.beside() as made:
+    with target.temporary_folder() as made:
         manifest = _Preparation(files, made, strict, any_emotion).run(progress)
         target.publish(made, manifest)
     return manifest
@@ -181,7 +181,7 @@ class _Preparation:
             bundled.lexicon().save(self.folder / LEXICON)
         digests = {stream: digest.hexdigest() for stream, digest in self.hashes.items()}
         manifest = {
-            "hash": joint_hash(digests),
+            "hash": combine_hashes(digests),
             "format": self.source.format,
             "files": self.source.sizes,
             "tokenizer": TOKENIZER,

@@ -9,7 +9,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.data import bundled
-from attune.platform.data.files import ENDINGS, ending, head, split_of
+from attune.platform.data.files import ENDINGS, ending, head, split_from_name
 from attune.platform.data.readers import (
     dialogues,
     ed_causes,
@@ -117,7 +117,7 @@ def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
 def _may_hold_data(path: Path) -> bool:
     """By its ending; most text files are notes, so that of those only a split's may."""
     if ending(path) == ".txt":
-        return split_of(path) is not None
+        return split_from_name(path) is not None
     return ending(path) in ENDINGS and path.name not in OWN_FILES
 
 

@@ -23,10 +23,10 @@ from attune.platform.core.errors import UsageError
 from attune.platform.core.files import checksum
 from attune.platform.data.conversations import CAUSE_STREAMS
 from attune.platform.data.dataset_folder import (
-    Target,
+    OutputFolder,
+    combine_hashes,
     content,
-    joint_hash,
-    made_before,
+    find_existing,
     read_manifest,
     read_samples,
     write_manifest,
@@ -136,10 +136,10 @@ def annotate_causes(
         "threshold": threshold,
         "data": manifest["hash"],
     }
-    target = Target(out, overwrite=False)
+    target = OutputFolder(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    if (existing := made_before(out, "causes", maker)) is not None:
+    if (existing := find_existing(out, "causes", maker)) is not None:
         return existing
     streams = [stream for stream in manifest["splits"] if stream not in CAUSE_STREAMS.values()]
     samples = {stream: read_samples(data, stream) for stream in streams}
@@ -149,7 +149,7 @@ def annotate_causes(
     shards = out.resolve().parent / f".{out.name}.marks-{key}"
     shards.mkdir(parents=True, exist_ok=True)
     files = _annotate_shards(run, data, samples, shards, progress)
-    with target.beside() as staging:
+    with target.temporary_folder() as staging:
         manifest = _write_annotated(data, staging, manifest, samples, files, maker)
         target.publish(staging, manifest)
     shutil.rmtree(shards)
@@ -224,7 +224,7 @@ def _write_annotated(
         if frame.height:
             digests[stream] = hashlib.sha256(content(frame)).hexdigest()
     pl.concat(kept).write_parquet(folder / CAUSES_FILE)
-    return write_manifest(folder, {**manifest, "hash": joint_hash(digests), "causes": maker})
+    return write_manifest(folder, {**manifest, "hash": combine_hashes(digests), "causes": maker})
 
 
 def _above_threshold(marks: pl.Series, threshold: float) -> pl.Series:

@@ -20,14 +20,14 @@ from attune.platform.data.conversations import SPLITS
 from attune.platform.data.dataset_folder import (
     LEXICON,
     TOKENS,
-    Target,
+    OutputFolder,
+    combine_hashes,
     content,
-    joint_hash,
-    made_before,
+    find_existing,
     read_manifest,
     write_manifest,
 )
-from attune.platform.data.files import ParquetPieces, parquet_pieces
+from attune.platform.data.files import ParquetWriter, read_parquet_chunks
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.samples import SAMPLES, utterances
 from attune.platform.data.token_counts import TokenCounts
@@ -104,7 +104,7 @@ def select_dialogues(
         raise UsageError("give either --top N or --threshold T, and not both")
     manifest = read_manifest(data)
     maker = {"data": manifest["hash"], "top": top, "threshold": threshold, "rest": rest}
-    target = Target(out, overwrite=False)
+    target = OutputFolder(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
     dialogs = read_emotionality(data)
@@ -117,10 +117,10 @@ def select_dialogues(
         chosen = dialogs.join(chosen, on="conversation_id", how="anti", maintain_order="left")
         if chosen.is_empty():
             raise UsageError("--rest leaves nothing: all dialogs are as emotional")
-    if (there := made_before(out, SELECTION_KEY, maker)) is not None:
+    if (there := find_existing(out, SELECTION_KEY, maker)) is not None:
         return there, chosen
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
-    with target.beside() as staging:
+    with target.temporary_folder() as staging:
         written = _write(data, staging, manifest, chosen, maker, progress)
         target.publish(staging, written)
     return written, chosen
@@ -139,7 +139,7 @@ def _write(
     hashes, splits = {}, {}
     for split in SPLITS:
         digest, count = hashlib.sha256(), Counter(conversations=0, samples=0)
-        with ParquetPieces(folder / f"{split}.parquet", SAMPLES) as writer:
+        with ParquetWriter(folder / f"{split}.parquet", SAMPLES) as writer:
             for piece in read_sample_chunks(data, split):
                 rows = piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
                 turns = utterances(rows)
@@ -152,8 +152,8 @@ def _write(
                 count.update(samples=samples, conversations=conversations)
                 progress(piece.height)
         hashes[split], splits[split] = digest.hexdigest(), dict(count)
-    with ParquetPieces(folder / LABELS_FILE, LABEL_SCHEMA) as writer:
-        for piece in parquet_pieces(data / LABELS_FILE, LABEL_SHARD_ROWS):
+    with ParquetWriter(folder / LABELS_FILE, LABEL_SCHEMA) as writer:
+        for piece in read_parquet_chunks(data / LABELS_FILE, LABEL_SHARD_ROWS):
             writer.write(
                 piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
             )
@@ -163,7 +163,7 @@ def _write(
     return write_manifest(
         folder,
         {
-            "hash": joint_hash(hashes),
+            "hash": combine_hashes(hashes),
             "format": manifest["format"],
             "tokenizer": manifest["tokenizer"],
             "splits": splits,

@@ -28,15 +28,15 @@ from attune.platform.core.files import checksum
 from attune.platform.core.settings import labels_utterances, variants_where
 from attune.platform.data.conversations import SPLITS, whole_conversations
 from attune.platform.data.dataset_folder import (
-    Target,
+    OutputFolder,
+    combine_hashes,
     content,
-    joint_hash,
-    made_before,
+    find_existing,
     read_manifest,
     read_samples,
     write_manifest,
 )
-from attune.platform.data.files import ParquetPieces, parquet_pieces
+from attune.platform.data.files import ParquetWriter, read_parquet_chunks
 from attune.platform.data.samples import SAMPLES, alone, utterances
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats
@@ -131,10 +131,10 @@ def label_utterances(
         "labels": list(variant.data_info.emotions),
         "data": manifest["hash"],
     }
-    target = Target(out, overwrite=False)
+    target = OutputFolder(out, overwrite=False)
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    if (existing := made_before(out, LABELS_KEY, maker)) is not None:
+    if (existing := find_existing(out, LABELS_KEY, maker)) is not None:
         return existing
     _check(data, manifest, replace)
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
@@ -143,7 +143,7 @@ def label_utterances(
     work.mkdir(parents=True, exist_ok=True)
     shards = [shard for split in SPLITS for shard in _shards(run, data, split, maker, work)]
     cluster.make_files(label_shard, shards, progress)
-    with target.beside() as staging:
+    with target.temporary_folder() as staging:
         manifest = _write(data, staging, manifest, shards, maker)
         target.publish(staging, manifest)
     shutil.rmtree(work)
@@ -159,7 +159,7 @@ def _check(data: Path, manifest: Mapping[str, Any], replace: bool) -> None:
     labelled = (
         piece["response_label"].count() + piece["context_labels"].explode().count()
         for split in SPLITS
-        for piece in parquet_pieces(data / f"{split}.parquet", LABEL_SHARD_ROWS, columns)
+        for piece in read_parquet_chunks(data / f"{split}.parquet", LABEL_SHARD_ROWS, columns)
     )
     if by or any(labelled):
         who = f"'{by['run']}' has made them" if by else "its source brings them"
@@ -171,7 +171,7 @@ def read_sample_chunks(
 ) -> Iterator[pl.DataFrame]:
     """The samples of a split, some whole conversations at a time."""
     path = data / f"{split}.parquet"
-    return whole_conversations(parquet_pieces(path, LABEL_SHARD_ROWS, columns))
+    return whole_conversations(read_parquet_chunks(path, LABEL_SHARD_ROWS, columns))
 
 
 def _shards(
@@ -209,9 +209,9 @@ def _write(
             shutil.copyfile(data / name, folder / name)
     digests = {split: hashlib.sha256() for split in SPLITS}
     with ExitStack() as stack:
-        label_writer = stack.enter_context(ParquetPieces(folder / LABELS_FILE, LABEL_SCHEMA))
+        label_writer = stack.enter_context(ParquetWriter(folder / LABELS_FILE, LABEL_SCHEMA))
         samples = {
-            split: stack.enter_context(ParquetPieces(folder / f"{split}.parquet", SAMPLES))
+            split: stack.enter_context(ParquetWriter(folder / f"{split}.parquet", SAMPLES))
             for split in SPLITS
         }
         for shard in shards:
@@ -225,7 +225,9 @@ def _write(
         if stream not in SPLITS:
             rows = read_samples(data, stream)
             hashes[stream] = hashlib.sha256(content(rows)).hexdigest()
-    return write_manifest(folder, {**manifest, "hash": joint_hash(hashes), LABELS_KEY: dict(maker)})
+    return write_manifest(
+        folder, {**manifest, "hash": combine_hashes(hashes), LABELS_KEY: dict(maker)}
+    )
 
 
 def add_labels(

@@ -36,14 +36,14 @@ from attune.platform.data.conversations import SPLITS, UNPAIRED
 from attune.platform.data.dataset_folder import (
     MANIFEST,
     REJECTS,
-    Target,
+    OutputFolder,
+    combine_hashes,
     content,
-    joint_hash,
-    made_before,
+    find_existing,
     read_manifest,
     write_manifest,
 )
-from attune.platform.data.files import ParquetPieces, parquet_pieces
+from attune.platform.data.files import ParquetWriter, read_parquet_chunks
 from attune.platform.data.prepare import find_data, prepare
 from attune.platform.data.samples import SAMPLES
 from attune.platform.data.sources import BUNDLED, Source
@@ -144,7 +144,7 @@ def harvest_texts(
     ):  # refused here, not in a task
         able = " or ".join(variants_where(_classifies_both_kinds))
         raise UsageError(f"'{run.name}' classifies utterances only: name a run of {able}")
-    target = Target(out, overwrite=False)
+    target = OutputFolder(out, overwrite=False)
     maker = {
         "run": run.name,
         "run_id": run.run_id,
@@ -154,13 +154,13 @@ def harvest_texts(
         "min_length": min_length,
         "sources": [_identity(source) for source in sources],
     }
-    if (there := made_before(out, HARVEST_KEY, maker)) is not None:
+    if (there := find_existing(out, HARVEST_KEY, maker)) is not None:
         return there
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
     work = out.resolve().parent / f".{out.name}.harvest-{key}"
     work.mkdir(parents=True, exist_ok=True)
     try:
-        with target.beside() as staging:
+        with target.temporary_folder() as staging:
             folders = [_prepared(source, work / f"source-{n}") for n, source in enumerate(sources)]
             shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in TEXT_KINDS}
             both = [shard for of_kind in shards.values() for shard in of_kind]
@@ -233,7 +233,7 @@ def _write(
             f"other sources"
         )
     manifest = {
-        "hash": joint_hash(digests),
+        "hash": combine_hashes(digests),
         "format": HARVEST_KEY,
         "splits": counts,
         "tolerated": {},
@@ -247,7 +247,7 @@ def _joined(files: Sequence[Path], path: Path) -> tuple[str, dict[str, int]]:
     """One file of several, a piece at a time: its hash, and what it holds."""
     digest = hashlib.sha256()
     count: Counter[str] = Counter(conversations=0, samples=0)
-    with ParquetPieces(path, HARVESTED) as whole:
+    with ParquetWriter(path, HARVESTED) as whole:
         for file in files:
             rows = pl.read_parquet(file)
             digest.update(content(rows))
@@ -313,4 +313,4 @@ def check_harvest(folder: Path) -> dict[str, Any]:
 
 
 def _pieces(folder: Path, stream: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    return parquet_pieces(folder / f"{stream}.parquet", TEXT_SHARD_ROWS, columns)
+    return read_parquet_chunks(folder / f"{stream}.parquet", TEXT_SHARD_ROWS, columns)

@@ -57,7 +57,7 @@ def score(
     scores = torch.zeros(len(order), len(NAMES), dtype=torch.float64)
     for start in range(0, len(order), PAIRS_AT_A_TIME):
         rows = order[start : start + PAIRS_AT_A_TIME]
-        scores[rows] = compared(table, known_mask, hypotheses.padded(rows), refs.padded(rows))
+        scores[rows] = compared(table, known_mask, hypotheses.pad(rows), refs.pad(rows))
         progress(len(rows))
     share = has_vector[np.concatenate([hypotheses.values, refs.values])].mean()
     signature = (

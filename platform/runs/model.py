@@ -25,7 +25,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from attune.models.base import Annotator, DataInfo, DataRequirements, Variant
-from attune.platform.batching.encoding import Layout, Numbers, Ragged, encode, read_by, subwords_of
+from attune.platform.batching.encoding import (
+    IntArray,
+    Layout,
+    Ragged,
+    encode,
+    encoder_columns,
+    subword_columns,
+)
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.settings import (
     apply_overrides,
@@ -33,7 +40,11 @@ from attune.platform.core.settings import (
     labels_utterances,
     variants_where,
 )
-from attune.platform.data.dataset_folder import read_labelled, read_marked, read_samples
+from attune.platform.data.dataset_folder import (
+    read_cause_samples,
+    read_labelled_utterances,
+    read_samples,
+)
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.text import encoders, subwords
 from attune.platform.text.emotion_words import EmotionWords
@@ -69,7 +80,7 @@ class Model:
     labeller: Path | None = None
     """The folder of the model that labels the utterances it reads, where it reads labels."""
 
-    def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | Numbers]:
+    def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
         """Samples as the numbers it reads."""
         requirements, find = self.variant.requirements_for(self.variant.config), None
         if self.lexicon is not None and EMOTION_WORDS in requirements.columns:
@@ -86,7 +97,7 @@ class Model:
         )
         if self.encoder is None:
             return found
-        read = subwords_of if SUBWORDS in requirements.columns else read_by
+        read = subword_columns if SUBWORDS in requirements.columns else encoder_columns
         return {**found, **read(self.encoder, samples)}
 
     @property
@@ -98,9 +109,9 @@ class Model:
 def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl.DataFrame:
     """The samples of a split that a variant learns from and is measured on."""
     if issubclass(variant if isinstance(variant, type) else type(variant), Annotator):
-        return read_marked(folder, split)
+        return read_cause_samples(folder, split)
     if variant.requirements.labels == "utterances":
-        return read_labelled(folder, split)
+        return read_labelled_utterances(folder, split)
     return read_samples(folder, split)
 
 

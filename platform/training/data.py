@@ -15,7 +15,7 @@ from attune.models.base import (
     DataRequirements,
     Variant,
 )
-from attune.platform.batching.encoding import Columns, followed, unpaired
+from attune.platform.batching.encoding import Columns, unpaired_columns, with_next_turn
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.enrichment.causes import apply_cause_threshold
@@ -42,14 +42,14 @@ def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
     streams: dict[str, Columns] = {PAIRED: paired}
     for name in model.variant.requirements_for(model.variant.config).streams:
         if name == FOLLOWED:
-            streams[name] = followed(paired)
-            if not len(streams[name]["index"]) or not len(followed(valid)["index"]):
+            streams[name] = with_next_turn(paired)
+            if not len(streams[name]["index"]) or not len(with_next_turn(valid)["index"]):
                 raise DataError(
                     f"{folder}: no response in train, or none in valid, is answered by the "
                     f"speaker: '{run.variant}' learns from such answers, and needs other data"
                 )
         elif name in (CONTEXTS, RESPONSES):
-            streams[name] = unpaired(
+            streams[name] = unpaired_columns(
                 model.columns(_read_unpaired_stream(run, model.variant.config, name)), name
             )
     return streams, valid

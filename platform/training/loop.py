@@ -199,7 +199,7 @@ class Training:
         for update in stage.updates:
             for _ in range(update.repeat):
                 loaded = {name: next(stream) for name, stream in batches.items()}
-                epoch_ended |= loaded[stage.streams[0]].following.batch == 0
+                epoch_ended |= loaded[stage.streams[0]].next_position.batch == 0
                 samples += round(loaded[stage.streams[0]].batch.samples * self.group.world_size)
                 with trainable_only(self.variant, stage.players[update.player]):
                     update_terms = self._apply_update(

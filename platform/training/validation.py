@@ -17,7 +17,7 @@ from attune.models.base import (
     Stage,
     Variant,
 )
-from attune.platform.batching.encoding import Columns, Ragged, followed
+from attune.platform.batching.encoding import Columns, Ragged, with_next_turn
 from attune.platform.batching.streams import Stream
 from attune.platform.runs.model import Model
 from attune.platform.training.process_group import ProcessGroup
@@ -43,7 +43,7 @@ def compute_validation_metrics(
     was_training, reports_perplexity = variant.training, _trains_decoder(variant, stage)
     variant.eval()
     sums = _MetricSums()
-    loss_columns = followed(columns) if stage.streams[0] == FOLLOWED else columns
+    loss_columns = with_next_turn(columns) if stage.streams[0] == FOLLOWED else columns
     for batch in _iterate_split(loss_columns, group):
         seed_generators(int(batch["index"][0]))
         for update in stage.updates:

@@ -10,7 +10,7 @@ import pytest
 
 from attune.platform.batching.encoding import encode
 from attune.platform.batching.streams import Stream
-from attune.platform.data.dataset_folder import read_marked, read_samples
+from attune.platform.data.dataset_folder import read_cause_samples, read_samples
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.data.prepare import prepare
 from attune.platform.evaluation.profiles import samples_of
@@ -148,7 +148,7 @@ def test_reccon(prepared):
     assert manifest["rejected"]["rows"] == 0
     assert read_samples(folder, "train")["context_evidence"].list.explode().count() > 0
     # Pairs of an utterance and a cause.
-    causes = {split: read_marked(folder, split)["context_causes"] for split in dialogues}
+    causes = {split: read_cause_samples(folder, split)["context_causes"] for split in dialogues}
     assert {s: marks.explode().sum() for s, marks in causes.items()} == {
         "train": 7027,
         "valid": 328,
@@ -160,7 +160,7 @@ def test_published_cause_marks(prepared):
     folder, manifest = prepared("emotion_cause")
     assert manifest["rejected"]["rows"] == 0
     for split, count, agreement in (("valid", 2769, 0.7069), ("test", 2546, 0.7271)):
-        samples = read_marked(folder, split)
+        samples = read_cause_samples(folder, split)
         assert samples.height == count
         marks = samples["context_causes"].explode()
         speaks = samples["context_roles"].explode() == "speaker"

@@ -21,7 +21,14 @@ import pyarrow.parquet as pq
 
 from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.data.conversations import conversations
-from attune.platform.data.files import ROWS_AT_A_TIME, ending, in_pieces, lines, records, split_of
+from attune.platform.data.files import (
+    ROWS_AT_A_TIME,
+    chunked,
+    ending,
+    lines,
+    records,
+    split_from_name,
+)
 from attune.platform.data.labels import LABELS
 
 NAME = "dialogues"
@@ -95,7 +102,7 @@ def _conversation(path: Path, line: str) -> list[dict[str, object]]:
 
 
 def _read_csv(path: Path) -> Iterator[pl.DataFrame]:
-    for piece in in_pieces(records(path, _REQUIRED)):
+    for piece in chunked(records(path, _REQUIRED)):
         rows = []
         for record in piece:
             place: dict[str, object] = {"file": path.name, "row": record.row}
@@ -135,7 +142,7 @@ def _utterance(path: Path, fields: Mapping[str, Any], raw: str) -> dict[str, obj
     try:
         row["conversation_id"] = _name(fields.get("conversation_id"))
         row.update({key: _text(key, fields.get(key)) for key in _TEXTS})
-        row["split"] = row["split"] or split_of(path)
+        row["split"] = row["split"] or split_from_name(path)
         row["turn"] = _turn(fields.get("turn"))
         row["cause"] = _truth(fields.get("cause"))
         row.update({key: _seconds(key, fields.get(key)) for key in ("start", "end")})

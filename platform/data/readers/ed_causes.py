@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, lines, split_of
+from attune.platform.data.files import ending, lines, split_from_name
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.readers.edos import detokenized
 
@@ -38,7 +38,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa
             if problem:
                 rows.append({**place, "problem": problem, "raw": raw})
             elif line.strip():
-                rows.extend({**place, **turn} for turn in _turns(line, split_of(path)))
+                rows.extend({**place, **turn} for turn in _turns(line, split_from_name(path)))
         yield conversations(rows).with_columns(text=detokenized(pl.col("text")))
 
 

@@ -15,7 +15,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, split_by_hash
-from attune.platform.data.files import Record, ending, header_of, in_pieces, records
+from attune.platform.data.files import Record, chunked, ending, read_header, records
 from attune.platform.data.labels import EMOTIONS, LABELS
 
 NAME = "edos"
@@ -34,7 +34,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Conversations, a piece of the file at a time."""
     columns = [_column(path, names) for names in (_DIALOG, _LABEL)]
     dialogs = (_dialog(path, record, columns, tolerated) for record in records(path, columns))
-    for piece in in_pieces(dialogs):
+    for piece in chunked(dialogs):
         yield conversations([turn for dialog in piece for turn in dialog]).with_columns(
             text=detokenized(pl.col("text"))
         )
@@ -86,7 +86,7 @@ def _dialog(
 
 
 def _column(path: Path, names: tuple[str, ...]) -> str:
-    header = header_of(path)
+    header = read_header(path)
     for name in names:
         if name in header:
             return name

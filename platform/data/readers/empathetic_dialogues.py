@@ -15,7 +15,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, lines, split_of
+from attune.platform.data.files import ending, lines, split_from_name
 from attune.platform.data.labels import EMOTIONS
 
 NAME = "ed"
@@ -51,7 +51,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
         yield conversations(
             fields.select(
                 conversation_id=pl.when(pl.col("count") > 1).then(_field("conv_id")),
-                split=pl.lit(split_of(path)),
+                split=pl.lit(split_from_name(path)),
                 turn=index - 1,
                 role=pl.when(index % 2 == 1).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER)),
                 text=_text("utterance"),

@@ -14,7 +14,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError
 from attune.platform.data.conversations import LABELLED, LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, lines, split_of
+from attune.platform.data.files import ending, lines, split_from_name
 from attune.platform.data.labels import EMOTIONS, LABELS
 
 NAME = "intents"
@@ -30,7 +30,7 @@ def recognises(path: Path, head: str) -> bool:
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
     """Conversations of one utterance each, a piece of the file at a time."""
-    split = split_of(path)
+    split = split_from_name(path)
     if split is None:
         raise DataError(f"{path}: its name must tell its split: train, valid or test")
     for piece in lines(path):

@@ -14,7 +14,7 @@ import polars as pl
 
 from attune.platform.core.errors import unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, whole_conversations
-from attune.platform.data.files import Record, ending, in_pieces, records, split_of
+from attune.platform.data.files import Record, chunked, ending, records, split_from_name
 from attune.platform.data.labels import EMOTIONS, MELD_LABELS
 
 NAME = "meld"
@@ -32,7 +32,7 @@ def recognises(path: Path, head: str) -> bool:
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Conversations, a piece of the file at a time."""
-    pieces = in_pieces(records(path, _COLUMNS))
+    pieces = chunked(records(path, _COLUMNS))
     frames = (conversations([_row(path, record) for record in piece]) for piece in pieces)
     for frame in whole_conversations(frames):
         yield _placed(frame, tolerated)
@@ -67,7 +67,7 @@ def _row(path: Path, record: Record) -> dict[str, object]:
         return row
     emotion = fields["Emotion"].strip().lower()
     row |= {
-        "split": split_of(path),
+        "split": split_from_name(path),
         "text": fields["Utterance"].strip(),
         "label": emotion,
         "speaker": fields["Speaker"],

@@ -16,7 +16,7 @@ import polars as pl
 from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.core.files import open_bytes
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, split_of
+from attune.platform.data.files import ending, split_from_name
 from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
 from attune.platform.data.readers.edos import detokenized
 
@@ -61,7 +61,9 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
         if problem:
             rows.append({**place, "problem": problem, "raw": json.dumps(parts)})
         else:
-            rows.extend({**place, **turn} for turn in _turns(parts[0], split_of(path), tolerated))
+            rows.extend(
+                {**place, **turn} for turn in _turns(parts[0], split_from_name(path), tolerated)
+            )
     yield conversations(rows).with_columns(text=detokenized(pl.col("text")))
 
 

@@ -74,17 +74,17 @@ def test_an_emotion_outside_the_labels_is_an_error(small):
 def test_encoding_gives_back_every_text(prepared, vocabulary, columns):
     samples = read_samples(prepared, "train")
     rows = np.arange(samples.height)
-    table = columns["response"].padded(rows)
+    table = columns["response"].pad(rows)
     for row in (0, 17, samples.height - 1):
         assert " ".join(vocabulary.decode(table[row].tolist())) == samples["response_tokens"][row]
-        context = columns["context"].padded(np.array([row]))[0].tolist()
+        context = columns["context"].pad(np.array([row]))[0].tolist()
         joined = " ".join(samples["context_tokens"][row])
         assert " ".join(vocabulary.decode(context)) == joined
 
 
 def test_padding():
     ragged = Ragged(np.array([1, 2, 3, 4]), np.array([1, 0, 3]))
-    assert ragged.padded(np.array([2, 0, 1])).tolist() == [[2, 3, 4], [1, 0, 0], [0, 0, 0]]
+    assert ragged.pad(np.array([2, 0, 1])).tolist() == [[2, 3, 4], [1, 0, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(("size", "by"), [(16, "samples"), (1500, "tokens")])
@@ -127,10 +127,10 @@ def test_going_on_anywhere_equals_never_having_stopped(columns, size, by):
     whole = list(itertools.islice(stream.batches(), steps + 3))
     for stop in (1, len(stream.plan(0)) - 1, len(stream.plan(0)), steps):
         fresh = Stream(columns, size=size, by=by, seed=3)
-        assert fresh.position(stop) == whole[stop - 1].following
-        resumed = itertools.islice(fresh.batches(whole[stop - 1].following), 3)
+        assert fresh.position(stop) == whole[stop - 1].next_position
+        resumed = itertools.islice(fresh.batches(whole[stop - 1].next_position), 3)
         for loaded, expected in zip(resumed, whole[stop : stop + 3], strict=True):
-            assert loaded.following == expected.following
+            assert loaded.next_position == expected.next_position
             for name, tensor in loaded.batch.tensors.items():
                 assert torch.equal(tensor, expected.batch[name])
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from attune.models.base import PAIRED, Progress
-from attune.platform.batching.encoding import read_by
+from attune.platform.batching.encoding import encoder_columns
 from attune.platform.core.errors import UsageError
-from attune.platform.data.dataset_folder import read_manifest, read_marked, read_samples
+from attune.platform.data.dataset_folder import read_cause_samples, read_manifest, read_samples
 from attune.platform.data.prepare import prepare
 from attune.platform.data.samples import SAMPLES
 from attune.platform.enrichment import causes
@@ -58,7 +58,7 @@ def test_each_utterance_with_a_cause_is_a_sample(tmp_path):
     manifest = prepare(source, tmp_path / "out")
     assert manifest["splits"]["cause_train"] == {"conversations": 1, "samples": 3}
     assert manifest["splits"]["cause_valid"] == {"conversations": 1, "samples": 2}
-    samples = read_marked(tmp_path / "out", "train")
+    samples = read_cause_samples(tmp_path / "out", "train")
     assert samples.schema == SAMPLES
     assert samples["turn"].to_list() == [0, 1, 3]
     assert samples["emotion"].to_list() == ["happiness", "sadness", "anger"]
@@ -92,13 +92,13 @@ def test_an_annotator_learns_from_utterances_with_causes(tmp_path, monkeypatch, 
 
 def test_data_without_cause_streams_give_their_marked_samples(prepared, tmp_path):
     assert "cause_train" not in read_manifest(prepared)["splits"]
-    assert read_marked(prepared, "test").equals(read_samples(prepared, "test"))
+    assert read_cause_samples(prepared, "test").equals(read_samples(prepared, "test"))
     utterances = [{"role": role, "text": "So."} for role in ("speaker", "listener")]
     line = {"id": "a", "emotion": "sad", "split": "train", "utterances": utterances}
     (tmp_path / "own.jsonl").write_text(json.dumps(line))
     prepare(str(tmp_path / "own.jsonl"), tmp_path / "own")
     with pytest.raises(UsageError, match=r"no sample of train says .* 'attune annotate cause RUN"):
-        read_marked(tmp_path / "own", "train")
+        read_cause_samples(tmp_path / "own", "train")
 
 
 def test_published_marks_are_read(tmp_path):
@@ -114,7 +114,7 @@ def test_published_marks_are_read(tmp_path):
     manifest = prepare(str(source), tmp_path / "out")
     assert manifest["format"] == "ed-causes"
     assert manifest["rejected"]["reasons"] == {"wrong cause": 1}
-    [sample] = read_marked(tmp_path / "out", "valid").to_dicts()
+    [sample] = read_cause_samples(tmp_path / "out", "valid").to_dicts()
     assert sample["context"] == ["i don't know.", "oh!", "he left"]
     assert sample["context_causes"] == [True, False, True]
     assert sample["context_roles"] == ["speaker", "listener", "speaker"]
@@ -135,7 +135,9 @@ def samples(prepared):
 
 def test_what_the_encoder_reads(encoder, samples):
     row = samples.filter(pl.col("context").list.len() == 3).head(1)
-    read = {name: column.padded([0])[0].tolist() for name, column in read_by(encoder, row).items()}
+    read = {
+        name: column.pad([0])[0].tolist() for name, column in encoder_columns(encoder, row).items()
+    }
     [emotion], *turns = encoder.subwords([row["emotion"][0], *row["context"][0]])
     first, end = encoder.first, encoder.separator
     expected = [first, emotion, end, *(n for turn in turns for n in (*turn, end))]
@@ -147,14 +149,14 @@ def test_what_the_encoder_reads(encoder, samples):
     assert read["turn_roles"] == [1, 2, 1]
     assert read["causes"] == [1 + cause for cause in row["context_causes"][0]]
     unmarked = row.with_columns(context_causes=pl.lit(None, dtype=SAMPLES["context_causes"]))
-    assert read_by(encoder, unmarked)["causes"].values.tolist() == [0, 0, 0]
+    assert encoder_columns(encoder, unmarked)["causes"].values.tolist() == [0, 0, 0]
 
 
 def test_a_context_that_is_too_long_loses_its_beginning(encoder, build, samples):
     texts = ["now " * 150, "well " * 170, "then " * 50]
     row = samples.filter(pl.col("context").list.len() == 3).head(1)
     row = row.with_columns(context=pl.Series([texts]))
-    read = read_by(encoder, row)
+    read = encoder_columns(encoder, row)
     assert read["subwords"].lengths.tolist() == [encoder.longest]
     assert set(read["subword_turns"].values.tolist()) == {1, 3, 4}  # the first turn is not seen
     assert (read["subword_turns"].values == 4).sum() == 51
@@ -339,7 +341,7 @@ def test_annotate_adds_marks(call, here, unmarked, tmp_path):
     again = json_output(call(*command, "--threshold", threshold, "--json"))
     assert again["hash"] == manifest["hash"]
     assert len(here) == 5
-    assert read_marked(tmp_path / "out", "train").height == 10
+    assert read_cause_samples(tmp_path / "out", "train").height == 10
     assert "made in another way" in error_of(call(*command, "--threshold", "0.9"))
     assert "already ('marker' has marked" in error_of(
         call("annotate", "cause", "marker", "--data", tmp_path / "out")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attune.models.base import Progress
-from attune.platform.batching.encoding import subwords_of
+from attune.platform.batching.encoding import subword_columns
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
 from attune.platform.data.dataset_folder import read_samples
@@ -37,19 +37,19 @@ def encoder(tiny_encoder):
 
 def test_the_emotion_is_not_among_what_it_reads(encoder, prepared):
     samples = read_samples(prepared, "test").head(20)
-    read = subwords_of(encoder, samples)
+    read = subword_columns(encoder, samples)
     for row in (0, 7, 19):
         context, response = samples["context"][row].to_list(), samples["response"][row]
         spoken_by_turn = encoder.subwords(context)
         expected = [encoder.first]
         for turn in spoken_by_turn:
             expected += [*turn, encoder.separator]
-        assert read["context_subwords"].padded(np.array([row]))[0].tolist() == expected
+        assert read["context_subwords"].pad(np.array([row]))[0].tolist() == expected
         [alone] = encoder.subwords([response])
         expected = [encoder.first, *alone, encoder.separator]
-        assert read["response_subwords"].padded(np.array([row]))[0].tolist() == expected
+        assert read["response_subwords"].pad(np.array([row]))[0].tolist() == expected
     other = samples.with_columns(emotion=pl.lit("proud"))
-    again = subwords_of(encoder, other)
+    again = subword_columns(encoder, other)
     assert all((again[name].values == column.values).all() for name, column in read.items())
 
 
@@ -59,14 +59,14 @@ def test_long_texts_lose_their_beginning_and_missing_ones_are_empty(encoder, pre
         context=pl.Series([["now " * 150, "then " * 150]]),
         response=pl.lit(None, dtype=pl.String),
     )
-    read = subwords_of(encoder, samples)
+    read = subword_columns(encoder, samples)
     assert read["context_subwords"].lengths.tolist() == [encoder.longest]
     numbers = read["context_subwords"].values.tolist()
     [[now], [then]] = encoder.subwords(["now", "then"])
     assert (numbers[0], numbers[-1]) == (encoder.first, encoder.separator)
     assert (numbers.count(then), numbers.count(now)) == (150, encoder.longest - 153)
     assert read["response_subwords"].lengths.tolist() == [0]
-    unpaired = subwords_of(encoder, read_samples(prepared, "unpaired_responses"))
+    unpaired = subword_columns(encoder, read_samples(prepared, "unpaired_responses"))
     assert set(unpaired["context_subwords"].lengths) == {0}
 
 

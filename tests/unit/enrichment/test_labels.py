@@ -11,7 +11,12 @@ from attune.models.base import Progress
 from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import find_variant
 from attune.platform.data.conversations import SPLITS
-from attune.platform.data.dataset_folder import MANIFEST, read_labelled, read_manifest, read_samples
+from attune.platform.data.dataset_folder import (
+    MANIFEST,
+    read_labelled_utterances,
+    read_manifest,
+    read_samples,
+)
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.data.prepare import prepare
 from attune.platform.data.samples import utterances
@@ -114,7 +119,7 @@ def test_each_utterance_once(data):
 
 
 def test_labels_of_paired_data_teach_utterances(prepared):
-    actual = read_labelled(prepared, "valid")
+    actual = read_labelled_utterances(prepared, "valid")
     samples = read_samples(prepared, "valid")
     assert actual.schema == samples.schema
     assert set(actual["emotion"]) <= set(LABELS)
@@ -132,7 +137,7 @@ def test_labels_of_paired_data_teach_utterances(prepared):
 
 def test_data_without_labels_are_refused(data):
     with pytest.raises(UsageError, match="no utterance of train has a label"):
-        read_labelled(data, "train")
+        read_labelled_utterances(data, "train")
 
 
 def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch, tiny_encoder):
@@ -205,7 +210,7 @@ def test_samples_carry_the_likeliest_labels(output, data):
         .agg(pl.col("turn").max() + 1)["turn"]
         .sum()
     )
-    assert read_labelled(out, "train").height == turns
+    assert read_labelled_utterances(out, "train").height == turns
 
 
 def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypatch):  # noqa: ARG001

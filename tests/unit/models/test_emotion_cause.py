@@ -61,9 +61,9 @@ def test_marks_are_of_words_and_of_the_separators_behind_them(test_samples, voca
     columns = encode(test_samples, vocabulary, layout=layout, causes=True)
     separator = vocabulary.numbers["<sep>"]
     for row in range(0, test_samples.height, 97):
-        marks = columns["context_causes"].padded([row])[0].tolist()
-        context = columns["context"].padded([row])[0].tolist()
-        turns = columns["context_turns"].padded([row])[0].tolist()
+        marks = columns["context_causes"].pad([row])[0].tolist()
+        context = columns["context"].pad([row])[0].tolist()
+        turns = columns["context_turns"].pad([row])[0].tolist()
         causes = test_samples["context_causes"][row].to_list()
         assert marks[0] == 1
         assert marks[1:] == [int(causes[turn - 1]) for turn in turns[1:]]
@@ -78,8 +78,8 @@ def test_what_is_not_marked_is_unknown(test_samples, vocabulary):
     columns = encode(some, vocabulary, layout=Layout(max_context=4), causes=True)
     marks = columns["context_causes"]
     assert marks.lengths.tolist() == columns["context"].lengths.tolist()
-    assert set(marks.padded([0])[0, 1:].tolist()) == {-1}
-    assert -1 not in marks.padded([1, 2])[:, 1:]
+    assert set(marks.pad([0])[0, 1:].tolist()) == {-1}
+    assert -1 not in marks.pad([1, 2])[:, 1:]
     assert "context_causes" not in encode(some, vocabulary)
 
 
@@ -389,7 +389,7 @@ def test_needs_follow_the_settings(build, test_samples):
         assert (model.variant.data_info.intensity is not None) == intensity
         assert "emotion_words" not in columns, "nobody reads them: no tagger need run"
         separator = model.vocabulary.numbers["<sep>"]
-        assert (columns["context"].padded(np.arange(4)) == separator).any()
+        assert (columns["context"].pad(np.arange(4)) == separator).any()
 
 
 def test_the_papers_sizes(build):
@@ -515,7 +515,7 @@ def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
     for step in range(60):
         rows = np.random.default_rng(step).choice(600, 32, replace=False)
         tensors = {
-            name: c.padded(rows) if isinstance(c, Ragged) else torch.from_numpy(c[rows])
+            name: c.pad(rows) if isinstance(c, Ragged) else torch.from_numpy(c[rows])
             for name, c in train.items()
         }
         batch = Batch(tensors=tensors, samples=32, tokens=1.0)

@@ -8,7 +8,7 @@ import torch
 
 from attune.models.base import FOLLOWED, PAIRED, Batch, Progress
 from attune.models.critics import Critic, CriticCondition, EmbeddedUtterance
-from attune.platform.batching.encoding import Ragged, followed
+from attune.platform.batching.encoding import Ragged, with_next_turn
 from attune.platform.core.errors import UsageError
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon
@@ -41,8 +41,8 @@ def test_emotion_words_follow_lab(test_samples, encode_samples, vocabulary):
     columns = encode_samples(test_samples)
     tokens = vocabulary.tokens
     for row in range(0, test_samples.height, 97):
-        emotion_words = columns["emotion_words"].padded([row])[0].tolist()
-        context = [tokens[n] for n in columns["context"].padded([row])[0].tolist()]
+        emotion_words = columns["emotion_words"].pad([row])[0].tolist()
+        context = [tokens[n] for n in columns["context"].pad([row])[0].tolist()]
         assert tokens[emotion_words[0]] == "<lab>"
         words = [tokens[n] for n in emotion_words[1:]]
         remaining = iter(context)
@@ -54,13 +54,13 @@ def test_emotion_words_follow_lab(test_samples, encode_samples, vocabulary):
 
 
 def test_only_answered_samples_are_followed(test_columns):
-    answered = followed(test_columns)
+    answered = with_next_turn(test_columns)
     count = int((test_columns["next_turn"].lengths > 0).sum())
     assert 0 < len(answered["index"]) == count < len(test_columns["index"])
     rows = answered["index"][:5]
     for name, column in answered.items():
         if isinstance(column, Ragged):
-            assert column.padded([0, 1, 2, 3, 4]).equal(test_columns[name].padded(rows)), name
+            assert column.pad([0, 1, 2, 3, 4]).equal(test_columns[name].pad(rows)), name
 
 
 def test_the_generator_gets_a_gradient_from_the_critics(build, batch):
