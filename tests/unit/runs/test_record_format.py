@@ -88,7 +88,7 @@ def test_a_sweep_of_another_version(call):
     assert sum(f"skipped: {path}" in line for line in done.stderr.splitlines()) == 1
     set_version(path, None)
     assert "has no format version" in error_of(call("tune", "stop", "new"))
-    assert [one.name for one in sweep.all_sweeps()] == ["old"]
+    assert [one.name for one in sweep.read_all_sweeps()] == ["old"]
 
 
 def test_a_damaged_record_stays_a_damaged_record(call, home):
