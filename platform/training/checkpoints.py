@@ -1,4 +1,4 @@
-"""Checkpoints: folders that appear whole or not at all, with a checksum for every file.
+"""Checkpoints: folders that are written atomically, with a checksum of every file.
 
 checkpoints/00000120/        by the number of steps done
   train_state.json           how far the run has come (`TrainState`)
@@ -30,22 +30,22 @@ KEPT = 2  # the last, and the one before it, should the last be damaged
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """How far a run has come. With the seed, it determines all that follows."""
+    """The progress of a run. With the seed and the weights it determines all later steps."""
 
     stage: int = 0
     step: int = 0
-    """Done in this stage."""
+    """Steps done in this stage."""
     total: int = 0
-    """Done in all stages."""
+    """Steps done in all stages."""
     seconds: float = 0.0
-    """Spent in this stage."""
+    """Seconds spent in this stage."""
     total_seconds: float = 0.0
     best: float | None = None
     """The stage's best value of its metric."""
     best_step: int | None = None
     best_metrics: dict[str, float] = field(default_factory=dict)
     validations_without_improvement: int = 0
-    """Looks at valid since then."""
+    """Validations since `best_step`."""
     stage_over: bool = False
     workers: int = 1
     zero: int = 0
@@ -55,7 +55,7 @@ def write_checkpoint(
     folder: Path, state: TrainState, *, save_engines: Callable[[Path], None],
     save_weights: Callable[[Path], None], first: bool, barrier: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Write a checkpoint; every worker calls this, the first one does what only one may do."""
+    """Write a checkpoint; every worker calls this, the first one writes the shared files."""
     final = folder / f"{state.total:08d}"
     staging = folder / f".{final.name}.new"
     if first:
@@ -79,8 +79,8 @@ def write_checkpoint(
 
 
 def adopt_checkpoint(source: Path, folder: Path) -> TrainState:
-    """Go on from another run's checkpoint instead of one's own. Which look was the best is
-    forgotten: the weights of that one are not in it."""
+    """Replace a run's checkpoints by another run's. The best validation is reset, because the
+    checkpoint does not hold the weights of that step."""
     state = dataclasses.replace(
         read_state(source),
         best=None,
@@ -104,7 +104,7 @@ def adopt_checkpoint(source: Path, folder: Path) -> TrainState:
 
 
 def is_same(one: Path, other: Path) -> bool:
-    """Whether two checkpoints hold the same, by their checksums."""
+    """Return whether two checkpoints have the same content, by their checksums."""
     if not (one / CHECKSUMS).is_file() or not (other / CHECKSUMS).is_file():
         return False
     return (one / CHECKSUMS).read_text(encoding="utf-8") == (other / CHECKSUMS).read_text(
@@ -113,7 +113,7 @@ def is_same(one: Path, other: Path) -> bool:
 
 
 def find_valid(folder: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint whose checksums are right; damaged ones are reported."""
+    """Return the newest checkpoint whose checksums are right; report damaged ones."""
     for path in reversed(checkpoint_folders(folder)):
         problem = _find_damage(path)
         if problem is None:
@@ -123,7 +123,7 @@ def find_valid(folder: Path, report: Callable[[str], None]) -> Path | None:
 
 
 def read_state(path: Path) -> TrainState:
-    """Where a run stood."""
+    """Read the state that a checkpoint was written at."""
     return TrainState(**json.loads((path / TRAIN_STATE).read_text(encoding="utf-8")))
 
 
@@ -150,7 +150,7 @@ def _checksum(path: Path) -> str:
 
 
 def _flush_to_disk(folder: Path) -> None:
-    """A power cut after the renaming must not find empty files."""
+    """Flush all files, so that a power cut after the rename leaves none empty."""
     for path in (*folder.rglob("*"), folder):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -35,7 +35,7 @@ from attune.platform.text.encoders import locate
 
 
 def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
-    """The streams a variant trains on, and the paired samples it is judged by."""
+    """Return the streams that a run trains on, and the valid samples."""
     folder = _check_unchanged(run, run.data)
     valid = model.columns(read_training_samples(model.variant, folder, "valid"))
     paired = model.columns(read_training_samples(model.variant, folder, "train"))
@@ -56,8 +56,8 @@ def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
 
 
 def read_training_samples(variant: Variant, folder: Path, split: str) -> pl.DataFrame:
-    """The samples of train or valid, as a variant's thresholds want them: with the marks of causes
-    that are sure enough; and train's of the emotional dialogs alone."""
+    """Return the samples of train or valid after a variant's thresholds: only causes marked with
+    enough confidence and, in train, only emotional dialogs."""
     samples = read_split(variant, folder, split)
     threshold = getattr(variant.config, "cause_threshold", 0.0)
     if threshold and CAUSES in variant.requirements_for(variant.config).columns:
@@ -69,7 +69,7 @@ def read_training_samples(variant: Variant, folder: Path, split: str) -> pl.Data
 
 
 def _read_unpaired_stream(run: Run, config: Any, stream: str) -> pl.DataFrame:
-    """Unpaired text: a harvest's, where one is named, else the data's own."""
+    """Return unpaired text: from the harvest if one is set, else from the data."""
     if "harvest" not in run.data:
         return read_samples(Path(run.data["folder"]), UNPAIRED_FILES[stream])
     return read_unpaired(
@@ -78,7 +78,7 @@ def _read_unpaired_stream(run: Run, config: Any, stream: str) -> pl.DataFrame:
 
 
 def _check_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
-    """A folder that a run learns from, which must be what it was when the run began."""
+    """Return a folder that a run trains on; its content must not have changed since the start."""
     folder = Path(data["folder"])
     current_hash = read_manifest(folder)["hash"]
     if current_hash != data["hash"]:
@@ -90,8 +90,8 @@ def _check_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
 
 
 def check_data(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
-    """Better to hear now what is missing than from a worker: the encoder that a variant reads with,
-    or the marks of causes or the labels that it learns from."""
+    """Raise an error if anything that a variant needs is missing, before workers are started: its
+    encoder, causes, labels or unpaired text."""
     requirements = variant.requirements_for(config)
     if requirements.encoder is not None:
         locate(getattr(config, requirements.encoder))
@@ -120,7 +120,7 @@ def check_data(variant: type[Variant], name: str, config: Any, folder: Path) -> 
 
 
 def _check_unpaired_splits(streams: set[str], name: str, config: Any, folder: Path) -> None:
-    """Without a harvest the data must have unpaired texts, which nothing can be chosen from."""
+    """Check that the data has unpaired text if no harvest is set; thresholds need a harvest."""
     if config.harvest_threshold != type(config).harvest_threshold:
         raise UsageError(
             f"harvest_threshold={config.harvest_threshold}: only a harvest's texts have "
@@ -135,11 +135,11 @@ def _check_unpaired_splits(streams: set[str], name: str, config: Any, folder: Pa
 
 
 def harvest_record(requirements: DataRequirements, config: Any) -> dict[str, Any]:
-    """Where unpaired text comes from, if not from the data, and what it is."""
+    """Return the folder and hash of the harvest for the run record, if one is used."""
     if not set(requirements.streams) & set(UNPAIRED_FILES) or not config.harvest:
         return {}
     folder = Path(config.harvest)
     harvest_hash = check_harvest(folder)["hash"]
-    for stream in UNPAIRED_FILES:  # a threshold that keeps nothing is told at once
+    for stream in UNPAIRED_FILES:  # raises if the threshold keeps nothing
         read_unpaired(folder, stream, config.harvest_threshold)
     return {"harvest": {"folder": str(folder.absolute()), "hash": harvest_hash}}

@@ -1,4 +1,4 @@
-"""The process that a user starts: makes sure of the run, starts the workers, tracks, finishes."""
+"""The driver process of training: locks the runs, starts the workers, tracks, finishes."""
 
 import dataclasses
 import fcntl
@@ -26,7 +26,7 @@ from attune.platform.training.loop import PLAN, PROBLEM, RESULT
 SAMPLE_ANSWERS = 20
 MAX_ERROR_LENGTH = 1000
 POLL_SECONDS = 0.5
-"""At what the workers have logged: each look takes a core from them for a moment."""
+"""Between two reads of what the workers logged; each takes a core from them for a moment."""
 SEND_TIMEOUT = 60.0
 """How long to wait at the end for a tracking server that does not answer."""
 
@@ -35,14 +35,14 @@ ShowLine = Callable[[str, dict[str, Any]], None]
 
 
 def train(run: Run, show: ShowLine = lambda _, line: None) -> Run:  # noqa: ARG005
-    """Train a run, or go on with it; Ctrl-C and SIGTERM keep a checkpoint and end it."""
+    """Train or resume a run; Ctrl-C and SIGTERM save a checkpoint and stop it."""
     [ended] = train_all([run], show)
     return ended
 
 
 def train_all(runs: Sequence[Run], show: ShowLine) -> list[Run]:
-    """The same for several, as many at once as there is room for; one that fails lets the others go
-    on, and is told of at the end."""
+    """Train several runs, as many at once as there are cores for. If one fails, the others continue
+    and its error is raised at the end."""
     with ExitStack() as held:
         for run in runs:
             held.enter_context(_lock_run(run))
@@ -64,7 +64,7 @@ def train_all(runs: Sequence[Run], show: ShowLine) -> list[Run]:
 
 
 def _connect(runs: Sequence[Run]) -> None:
-    """Be in a cluster before MLflow is told; a run that is new says of itself that it runs."""
+    """Connect to a cluster before MLflow shows the runs as running."""
     try:
         cluster.connect()
     except Exception as error:
@@ -88,7 +88,7 @@ def _start(run: Run) -> Run:
 
 @contextmanager
 def _lock_run(run: Run) -> Iterator[None]:
-    """Nobody else may train the same run at the same time; the lock goes with the process."""
+    """Hold the run's lock, so that no other process trains it; it is released with the process."""
     with (run.folder / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ def _lock_run(run: Run) -> Iterator[None]:
 
 
 def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseException]:
-    """Have the workers train while showing what they log; what went wrong with which run."""
+    """Train in workers and show what they log; return the errors by run name."""
     from attune.platform.training.worker import work  # imports Ray
 
     failures: dict[str, BaseException] = {}
@@ -107,7 +107,7 @@ def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseExcep
 
     def fit(run: Run) -> None:
         with turns:
-            if run.stop_file.exists():  # asked to stop before its turn came
+            if run.stop_file.exists():  # asked to stop before it started
                 return
             try:
                 cluster.fit(work, run, cores)
@@ -131,11 +131,11 @@ def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseExcep
                 if not each.has_plan:
                     each.report_waiting(cluster.waits_for(each.run, cores))
         except (KeyboardInterrupt, SystemExit):
-            if any(run.stop_file.exists() for run in runs):  # asked twice: at once, then
+            if any(run.stop_file.exists() for run in runs):  # asked twice: stop at once
                 raise
             for run in runs:
                 run.stop_file.touch()
-            if not any(each.has_plan for each in lines):  # no worker is there to obey
+            if not any(each.has_plan for each in lines):  # no worker has started
                 break
             asked = "stopping after this step, with a checkpoint; again to stop at once"
             show(runs[0].name, {"message": asked})
@@ -145,17 +145,17 @@ def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseExcep
 
 
 class _LogFollower:
-    """Shows each line of a run's metrics and log once, and reads only what is new of them."""
+    """Shows each line of a run's metrics and log once, reading only what was appended."""
 
     def __init__(self, run: Run):
         self.run = run
         self.read = {path: _size(path) for path in self._followed_files()}
         self.has_plan = False
-        """Whether its workers have begun."""
+        """Whether its workers have started."""
         self.was_waiting = self.reported_waiting = False
 
     def report_waiting(self, wanted: str) -> None:
-        """Say what the run waits for, and when it has it; not of what passes between two looks."""
+        """Log what the run waits for, and when it has it; ignore what lasts less than two polls."""
         now = bool(wanted)
         if now == self.was_waiting != self.reported_waiting:
             write_log(self.run, f"waits for {wanted}" if wanted else "has all it needs")
@@ -174,7 +174,7 @@ class _LogFollower:
 
     def _read_new_lines(self, path: Path) -> list[str]:
         size = _size(path)
-        if size <= self.read[path]:  # what a worker that begins again has dropped was shown before
+        if size <= self.read[path]:  # a restarted worker drops lines that were already shown
             self.read[path] = size
             return []
         with path.open("rb") as file:
@@ -206,12 +206,12 @@ def _finish(run: Run, failure: BaseException | None) -> Run:
 
 
 def _failure_message(run: Run, problem: Path) -> str:
-    """What its only worker raised, as it told before it ended."""
+    """Return the error that the only worker wrote before it ended."""
     return f"run '{run.name}' failed: {_last_line(problem)}\nThe details are in {problem}"
 
 
 def _failure_summary(run: Run, failure: BaseException) -> str:
-    """An exception in one line."""
+    """Return the cause of a failure in one line."""
     if (problem := run.folder / PROBLEM).exists():
         return _last_line(problem)
     return _one_line(failure)
@@ -233,7 +233,7 @@ def _unsent_message(run: Run, unsent: int) -> str:
 
 
 def sample_answers(run: Run) -> pl.DataFrame | None:
-    """What the model says to some of valid's contexts."""
+    """Return the model's answers to some contexts of valid."""
     variant, _ = find_variant(run.variant)
     if not run.model.is_dir() or not issubclass(variant, DialogueVariant):
         return None

@@ -1,4 +1,4 @@
-"""One optimizer's share of the work: a DeepSpeed engine. The only file that imports DeepSpeed."""
+"""DeepSpeed engines, one per optimizer, and their settings. Only this file imports DeepSpeed."""
 
 import json
 import os
@@ -20,11 +20,11 @@ from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.training.settings import TrainingConfig
 
 BASE_SETTINGS, SETTINGS_FOLDER = "deepspeed.json", "deepspeed"
-"""In `infra`: what never changes of DeepSpeed's settings, and the folder of those by scale."""
+"""In `infra`: the settings that all runs share, and the folder of those by scale."""
 ZERO = "zero_optimization"
 ALLOWED_KEYS = (ZERO, "aio", "communication_data_type", "comms_logger", "flops_profiler")
-"""What a file of settings may hold. The rest follows from a run's own settings, or has no effect
-on the models here; DeepSpeed takes no notice of keys that it does not know."""
+"""Keys allowed in a file of settings. The rest follows from a run's own settings or has no effect
+on these models; DeepSpeed ignores keys that it does not know."""
 RUN_SETTING_FOR = {
     "gradient_clipping": "--set gradient_clipping=...",
     "gradient_accumulation_steps": "--set accumulation=...",
@@ -35,13 +35,13 @@ RUN_SETTING_FOR = {
     "optimizer": "--set learning_rate=..., weight_decay=... and adam_...",
     "scheduler": "--set schedule=... and warmup_steps=...",
 }
-"""Keys that people write there, and where it is said instead."""
+"""Keys of DeepSpeed that are refused in a file, and the option to use instead."""
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Player(nn.Module):
-    """What one optimizer owns: some parts of a variant. Calling it computes loss terms."""
+    """The parts of a variant that one optimizer trains. Calling it computes loss terms."""
 
     def __init__(self, variant: Variant, parts: tuple[str, ...], precision: str = "fp32"):
         super().__init__()
@@ -50,9 +50,9 @@ class Player(nn.Module):
         self.use_bf16 = precision == "bf16"
 
     def forward(self, losses: str, batches: Batches, progress: Progress) -> Losses:
-        """The terms that a method of the variant computes.
+        """Return the loss terms that a method of the variant computes.
 
-        With bf16 only what is computed is half as wide: weights, gradients and Adam stay in fp32.
+        With bf16 only activations are in bf16: weights, gradients and Adam's state stay in fp32.
         """
         device = next(self.parameters()).device.type
         with torch.autocast(device, dtype=torch.bfloat16, enabled=self.use_bf16):
@@ -89,22 +89,22 @@ class Engine:
         )
         self.zero = zero
         if zero == 0 and self.engine.dp_world_size == 1:
-            # There is nobody to average with, and DeepSpeed would still copy every gradient to and
-            # fro: a fifth of a step.
+            # With one worker there is nothing to average, but DeepSpeed would still copy every
+            # gradient back and forth: a fifth of a step.
             self.engine.enable_backward_allreduce = False
 
     def __call__(self, losses: str, batches: Batches, progress: Progress) -> Losses:
-        """Loss terms, with gradients."""
+        """Return loss terms with gradients."""
         terms: Losses = self.engine(losses, batches, progress)
         return terms
 
     def backward(self, loss: Tensor) -> None:
-        """Add this part's gradient; DeepSpeed divides it by the number of parts."""
+        """Accumulate the gradient of a part; DeepSpeed divides it by the number of parts."""
         self.engine.backward(loss)
 
     def step(self, rate: float, *, return_norm: bool = False) -> Tensor:
-        """Count a part; after the last one, move the weights. Returns the norm of the gradient
-        before it is clipped, where that is to be measured, else 0."""
+        """Count a part; after the last one, update the weights. Returns the norm of the gradient
+        before clipping if `return_norm`, else 0."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         norm: Any = 0.0
@@ -121,13 +121,13 @@ class Engine:
         self.engine.save_checkpoint(str(folder), tag=player, save_latest=False)
 
     def load(self, folder: Path, player: str) -> None:
-        """Go on from what `save` wrote."""
+        """Load what `save` wrote."""
         path, _ = self.engine.load_checkpoint(str(folder), tag=player)
         if path is None:
             raise DataError(f"DeepSpeed finds no checkpoint in {folder / player}")
 
     def close(self) -> None:
-        """Let go of hooks and buffers, so that another stage's engine can own the parts."""
+        """Release hooks and buffers, so that the next stage's engine can own the parts."""
         self.engine.destroy()
 
 
@@ -138,16 +138,16 @@ def deepspeed_settings(
     universal: bool = False,
     extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """DeepSpeed's: what never changes, what a file of settings says (`more`), what the run says."""
+    """Return DeepSpeed's settings: the shared ones, those of a file (`extra`), those of the run."""
     text = resources.files("attune.infra").joinpath(BASE_SETTINGS).read_text(encoding="utf-8")
     base: dict[str, Any] = json.loads(text)
     return {
         **base,
         **extra,
-        # A formality: batches are ours. DeepSpeed only needs the number of parts right.
+        # Required, but unused: the streams make the batches. Only the number of parts matters.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": training.accumulation,
-        # Written always: what DeepSpeed takes for an absent key has changed between releases.
+        # Always set: DeepSpeed's default has changed between releases.
         "gradient_clipping": training.gradient_clipping,
         ZERO: {**base[ZERO], **extra.get(ZERO, {}), "stage": zero},
         "checkpoint": {"load_universal": universal},
@@ -155,7 +155,7 @@ def deepspeed_settings(
 
 
 def read_deepspeed_settings(name_or_path: str) -> dict[str, Any]:
-    """What `deepspeed=` names: one of infra/deepspeed by its name, or a file; checked."""
+    """Read and check what `deepspeed=` names: a file in infra/deepspeed by its name, or a path."""
     folder = resources.files("attune.infra").joinpath(SETTINGS_FOLDER)
     names = sorted(file.name.removesuffix(".json") for file in folder.iterdir())
     if name_or_path in names:
@@ -169,13 +169,13 @@ def read_deepspeed_settings(name_or_path: str) -> dict[str, Any]:
 
 
 def save_deepspeed_settings(content: Mapping[str, Any], folder: Path) -> None:
-    """Put what was read into a run's folder: a run that goes on has what it began with."""
+    """Save the settings in a run's folder, so that a resumed run uses the same ones."""
     text = json.dumps(dict(content), indent=2)
     (folder / BASE_SETTINGS).write_text(f"{text}\n", encoding="utf-8")
 
 
 def load_deepspeed_settings(folder: Path) -> dict[str, Any]:
-    """The settings that were put into a run's folder, if any."""
+    """Load the settings saved in a run's folder, if any."""
     path = folder / BASE_SETTINGS
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
@@ -210,7 +210,7 @@ def _parse_settings(name_or_path: str, text: str) -> dict[str, Any]:
 
 
 def to_universal(folder: Path, player: str, into: Path) -> None:
-    """Rewrite a partitioned checkpoint so that any number of workers can load it."""
+    """Convert a partitioned checkpoint so that any number of workers can load it."""
     command = [
         *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"),
         *("--input_folder", str(folder / player), "--output_folder", str(into / player)),
@@ -225,7 +225,7 @@ def to_universal(folder: Path, player: str, into: Path) -> None:
 
 @contextmanager
 def gather_weights(variant: Variant, zero: int) -> Iterator[None]:
-    """Within, the weights are whole on every worker, also where ZeRO 3 has spread them."""
+    """Gather weights that ZeRO 3 has partitioned, so that each worker has all of them inside."""
     if zero < 3:
         yield
         return
@@ -236,8 +236,8 @@ def gather_weights(variant: Variant, zero: int) -> Iterator[None]:
 
 
 def import_deepspeed() -> None:
-    """DeepSpeed without MLflow, which its autotuner would import: most of what the import takes,
-    and used by nobody here."""
+    """Import DeepSpeed without MLflow, which its autotuner imports: that takes most of the time
+    and is not used here."""
     if "mlflow" in sys.modules:
         return
     sys.modules["mlflow"] = None  # type: ignore[assignment]  # importing it fails, as is allowed
@@ -248,7 +248,7 @@ def import_deepspeed() -> None:
 
 
 def init_deepspeed() -> None:
-    """Let DeepSpeed use the process group that Ray made; a lone process makes its own."""
+    """Import DeepSpeed and use Ray's process group; a single process creates its own."""
     if not torch.distributed.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
         torch.distributed.init_process_group(
@@ -260,6 +260,6 @@ def init_deepspeed() -> None:
     import_deepspeed()
     import deepspeed.ops
 
-    # Sums through shared memory, which only inference takes. DeepSpeed would compile them all the
-    # same: half a minute, and again whenever another environment (a job's) did so meanwhile.
+    # The shared-memory all-reduce is used by inference only, but DeepSpeed would compile it: half a
+    # minute, and again whenever another environment (a job's) has compiled it in between.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -1,8 +1,8 @@
-"""The one training loop: follows a variant's stages, looks at valid, keeps the best, resumes.
+"""The training loop: runs a variant's stages, validates, keeps the best checkpoint, resumes.
 
-Whatever a step draws at random is seeded by the run's seed, the stage, the step and the worker, and
-the data's order depends on the seed and the step alone. So a run that goes on from a checkpoint
-does exactly what it would have done.
+The random numbers of a step are seeded by the run's seed, the stage, the step and the worker, and
+the order of the data depends on the seed and the step alone. A run that resumes from a checkpoint
+therefore computes exactly what an uninterrupted run would.
 """
 
 import dataclasses
@@ -50,14 +50,14 @@ from attune.platform.training.validation import compute_validation_metrics, toke
 
 PLAN, RESULT, PROBLEM = "plan.json", "result.json", "problem.txt"
 Watch = Callable[[int, Mapping[str, float], bool], None]
-"""Called by the first worker with a step, what it logged there, and whether all is over after it;
-of a look at valid only when its checkpoint is written. It may raise to end the training."""
+"""Called by the first worker with a step, its metrics, and whether training ends. Validation
+metrics are passed after their checkpoint is written. It may raise to end the training."""
 Export = Callable[[int, Mapping[str, float]], None]
-"""Called by the first worker with a step and all that it logged there, for whoever measures."""
+"""Called by the first worker with a step and all metrics logged at it, to export them."""
 
 
 class Training:
-    """One run, from its last checkpoint to its end."""
+    """Trains one run, from its last checkpoint to its end."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Training:
         }
 
     def run(self) -> bool:
-        """Train to the end; False where the run was asked to stop before."""
+        """Train to the end; return False if the run was asked to stop before it."""
         state, checkpoint = self.load_last_checkpoint()
         if self.group.is_first:
             self.metrics = MetricsFile(self.record.metrics_file, state.total)
@@ -117,7 +117,7 @@ class Training:
         return True
 
     def stage_steps(self, number: int) -> int:
-        """How many rounds a stage may take: its share of the run's, at least one.
+        """Return the most rounds a stage may take: its share of the run's, at least one.
 
         Of epochs it is a share of the passes through its first stream; a round draws a batch for
         each of its updates.
@@ -131,7 +131,7 @@ class Training:
         return max(1, round(whole * share))
 
     def train_stage(self, state: TrainState, checkpoint: Path | None) -> TrainState:
-        """A stage from where it stands; for the next one the variant gets the best weights."""
+        """Train a stage from its current state, then load its best weights for the next stage."""
         stage, steps = self.stages[state.stage], self.stage_steps(state.stage)
         if state.stage_over:  # it had ended when the run was interrupted
             self._load_best(state.stage)
@@ -186,7 +186,7 @@ class Training:
         self, stage: Stage, state: TrainState, steps: int, engines: Mapping[str, Engine],
         batches: Mapping[str, Iterator[PositionedBatch]],
     ) -> bool:  # fmt: skip
-        """All updates of a stage once; whether an epoch of the paired stream ended with it."""
+        """Apply all updates of a stage once; return whether an epoch of its first stream ended."""
         progress = Progress(step=state.step, fraction=state.step / steps)
         learning_rate = stage.rate * rate(self.settings, state.step, steps)
         is_logged = (state.total + 1) % self.settings.log_every == 0 or state.step == 0
@@ -215,8 +215,8 @@ class Training:
         self, engines: Mapping[str, Engine], update: Update, loaded: Mapping[str, PositionedBatch],
         progress: Progress, learning_rate: float, is_logged: bool,
     ) -> Losses:  # fmt: skip
-        """One optimizer step; the terms of the whole batch, this worker's share, and the norm of
-        the gradient where it is logged."""
+        """Make one optimizer step; return this worker's loss terms of the whole batch, and the
+        gradient norm where it is logged."""
         engine = engines[update.player]
         sums: Losses = {}
         for part in self._split_for_accumulation({name: one.batch for name, one in loaded.items()}):
@@ -230,7 +230,7 @@ class Training:
         return {**sums, f"gradient_norm_{update.player}": norm} if is_logged else sums
 
     def _split_for_accumulation(self, batches: Batches) -> Iterator[Batches]:
-        """A batch cut for accumulation: the mean over the parts is the whole batch's loss."""
+        """Split batches for accumulation: the mean over the parts is the batch's loss."""
         count = self.settings.accumulation
         public = self.settings.loss_scale == "public"
         for place in range(count):
@@ -250,7 +250,7 @@ class Training:
         return stream.batches(stream.position(state.step * _batches_per_round(stage)))
 
     def _check_limits(self, state: TrainState, steps: int) -> tuple[bool, bool]:
-        """Whether the stage is over, and whether the run is to stop before its end."""
+        """Return whether the stage is over, and whether the run was asked to stop."""
         shares = [stage.share for stage in self.stages]
         minutes = (self.record.max_minutes or math.inf) * shares[state.stage] / sum(shares)
         over = state.step >= steps
@@ -281,7 +281,7 @@ class Training:
         self.export(step, metrics)
 
     def validate(self, stage: Stage, state: TrainState) -> tuple[TrainState, dict[str, float]]:
-        """Look at valid, and keep the model if it is the stage's best so far."""
+        """Validate, and save the model if it is the best of its stage so far."""
         validation_metrics = compute_validation_metrics(
             self.variant, stage, self.valid, self.group, tokens_per_word=self.tokens_per_word
         )
@@ -307,7 +307,7 @@ class Training:
         return state, validation_metrics
 
     def best_model_folder(self, number: int) -> Path:
-        """The last stage's best is the run's model."""
+        """Return where a stage's best model is saved; that of the last stage is the run's model."""
         if number + 1 == len(self.stages):
             return self.record.model
         return self.record.model_after(self.stages[number].name)
@@ -322,7 +322,7 @@ class Training:
         folder, universal = None, False
         if checkpoint is not None and state.step:
             folder = checkpoint / checkpoints.ENGINES
-            # What is partitioned among workers must be put together for another number of them.
+            # A partitioned optimizer state must be converted for another number of workers.
             universal = state.zero > 0 and state.workers != self.group.world_size
         if universal and folder is not None:
             folder = self._convert_to_universal(stage, folder)
@@ -350,7 +350,7 @@ class Training:
         return into
 
     def load_last_checkpoint(self) -> tuple[TrainState, Path | None]:
-        """Where to go on, and the checkpoint with the state to go on from."""
+        """Load the newest valid checkpoint; return its state and folder, or (new, None)."""
         checkpoint = checkpoints.find_valid(self.record.checkpoints, self._log_message)
         if checkpoint is None:
             return TrainState(workers=self.group.world_size, zero=self.record.zero), None
@@ -408,7 +408,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder beside the one it replaces, then change places."""
+    """Write a new folder beside the old one, then swap them."""
     new = folder.with_name(f".{folder.name}.new")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(new, ignore_errors=True)

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroup:
-    """Which of the workers this process is, and where it computes."""
+    """The workers of a run: this process's rank, their number, and the device it computes on."""
 
     rank: int = 0
     world_size: int = 1
@@ -19,23 +19,23 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether to do what only one may do: log, save, write."""
+        """Whether this is the worker that logs and writes files."""
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Wait for the others."""
+        """Wait for all workers."""
         if self.world_size > 1:
             torch.distributed.barrier()
 
     def mean(self, values: Tensor) -> Tensor:
-        """Over the workers."""
+        """Return the mean over the workers."""
         if self.world_size > 1:
             torch.distributed.all_reduce(values)
             values = values / self.world_size
         return values
 
     def agree(self, flag: bool) -> bool:
-        """What the first worker says: all must stop at the same step."""
+        """Return the first worker's flag on all workers: they must stop at the same step."""
         if self.world_size == 1:
             return flag
         decision = torch.tensor([float(flag)], device=self.device)

@@ -12,7 +12,7 @@ from attune.platform.core.settings import apply_overrides, find_variant
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Data, optimizer, schedule, and when to look, keep and stop."""
+    """Data, optimizer, schedule, and when to validate, save and stop."""
 
     batch_size: int = 32
     """Samples (or tokens, see batch_by) of a batch, all workers together."""
@@ -23,15 +23,15 @@ class TrainingConfig:
     learning_rate: float = 1e-3
     """The highest rate, whatever the schedule."""
     schedule: Literal["constant", "noam", "linear", "cosine"] = "constant"
-    """How the rate falls after the warm-up: not, as 1 / sqrt(step), in a line or a wave to 0."""
+    """Decay of the rate after the warm-up: none, 1 / sqrt(step), linearly, or by cosine, to 0."""
     warmup_steps: int = 0
     """Updates in which the rate rises from 0."""
     adam_beta1: float = 0.9
-    """Memory of Adam's mean."""
+    """Decay of Adam's first moment."""
     adam_beta2: float = 0.999
-    """Memory of Adam's variance."""
+    """Decay of Adam's second moment."""
     adam_epsilon: float = 1e-8
-    """Adam's guard against division by nothing."""
+    """Added to Adam's denominator."""
     weight_decay: float = 0.01
     """Decoupled weight decay (AdamW); with 0 it is Adam."""
     gradient_clipping: float = 1.0
@@ -48,11 +48,11 @@ class TrainingConfig:
     max_epochs: int = 12
     """Passes through the data at most, all stages together."""
     evaluate_every: int = 0
-    """Steps between looks at valid; 0 looks once an epoch."""
+    """Steps between validations; 0 validates once an epoch."""
     patience: int = 3
-    """Looks without improvement after which a stage ends; 0 never ends early."""
+    """Validations without improvement after which a stage ends; 0 never ends early."""
     checkpoint_every: int = 0
-    """Steps between checkpoints; 0 makes one at each look."""
+    """Steps between checkpoints; 0 writes one at each validation."""
     track_checkpoint: bool = True
     """Whether MLflow gets the last checkpoint too, and not only the best model."""
     log_every: int = 10
@@ -99,7 +99,7 @@ _POSITIVE = ("batch_size", "accumulation", "max_epochs", "log_every", "min_count
 def configure(
     name: str, preset: str = "small", overrides: Mapping[str, Any] | None = None
 ) -> tuple[Any, TrainingConfig]:
-    """A variant's configuration and how it is trained: defaults, preset, ablation, changes."""
+    """A variant's configuration and how it is trained: defaults, preset, ablation, overrides."""
     variant, fixed = find_variant(name)
     if preset not in variant.presets:
         raise UsageError(unknown_choice("preset", preset, variant.presets))

@@ -1,4 +1,4 @@
-"""From what a user asks for to a run's folder, and from the folder to what a worker trains."""
+"""Create a run's folder from the user's options, find a run to resume, build a run's model."""
 
 import dataclasses
 import functools
@@ -75,7 +75,7 @@ def new_run(
     max_minutes: float | None = None,
     name: str | None = None,
 ) -> Run:
-    """Check all that was asked for, then make the run's folder with its vocabulary."""
+    """Check all options, then create the run's folder with its vocabulary."""
     config, training = configure(variant, preset, overrides)
     deepspeed, stage = _read_deepspeed(training, zero)
     check_zero(find_variant(variant)[0], variant, stage)
@@ -144,7 +144,7 @@ def new_run(
 
 
 def _read_deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[str, Any], int]:
-    """What a file of DeepSpeed's settings says, and the ZeRO stage, from there or asked for."""
+    """Return the settings in the DeepSpeed file, and the ZeRO stage from it or from --zero."""
     if training.deepspeed is None:
         return {}, zero or 0
     settings = engine.read_deepspeed_settings(training.deepspeed)
@@ -159,7 +159,7 @@ def _read_deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[st
 def _build_vocabulary(
     kind: str, training: TrainingConfig, folder: Path, data_hash: str
 ) -> Vocabulary:
-    """The words of a corpus, or their subwords, as a variant wants it."""
+    """Return a vocabulary of words or of subwords, as the variant requires."""
     if kind == "words":
         return _build_word_vocabulary(
             folder, data_hash, training.vocabulary, training.min_count, training.vocabulary_size
@@ -173,8 +173,8 @@ def _build_vocabulary(
 def _build_word_vocabulary(
     folder: Path, data_hash: str, column: str, min_count: int, max_size: int | None
 ) -> Vocabulary:
-    """The words of data with this content; the runs of a sweep share it."""
-    assert data_hash, "what is kept is told apart by it"
+    """Return the words of data with this hash; cached for the runs of a sweep."""
+    assert data_hash, "part of the cache key"
     return Vocabulary.build(
         pl.read_parquet(folder / TOKENS),
         column=column,
@@ -186,7 +186,7 @@ def _build_word_vocabulary(
 
 @functools.lru_cache(4)
 def _learn_subwords(folder: Path, data_hash: str, size: int) -> Subwords:
-    assert data_hash, "what is kept is told apart by it"
+    assert data_hash, "part of the cache key"
     samples = read_samples(folder, "train")
     texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
     return Subwords.learn(texts.drop_nulls().unique(maintain_order=True), size)
@@ -195,7 +195,7 @@ def _learn_subwords(folder: Path, data_hash: str, size: int) -> Subwords:
 def _load_lexicon(
     training: TrainingConfig, requirements: DataRequirements, folder: Path
 ) -> tuple[Lexicon, str]:
-    """The emotion words a run reads, and what to say where they are not the data's own."""
+    """Return the emotion lexicon, and a notice if it is neither set nor part of the data."""
     lexicon, notice = _load_words(training.lexicon, folder)
     if not requirements.intensity:
         return lexicon, notice
@@ -211,7 +211,7 @@ def _load_lexicon(
 def _find_labeller_run(
     training: TrainingConfig, manifest: Mapping[str, Any]
 ) -> tuple[Path | None, str]:
-    """The folder of the model that labels what a run is told, and what to say where none does."""
+    """Return the folder of the model that labels contexts, and a notice if there is none."""
     if training.labeller is not None:
         run = find_run(training.labeller)
         if find_variant(run.variant)[0].requirements.labels != "utterances":
@@ -243,9 +243,9 @@ def _load_words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
 
 
 def find_resumable(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
-    """The run to go on with: the one of that name, or the variant's latest that has not finished.
+    """Return the run to resume: the one of that name, or the variant's latest unfinished one.
 
-    Limits and the number of workers may be other than before; the rest is what it was begun with.
+    Limits and the number of workers may differ from before; all else must be the same.
     """
     if name is None:
         open_runs = [r for r in all_runs() if r.variant == variant and r.status != "finished"]
@@ -315,7 +315,8 @@ def _check_same_init(run: Run, init: str) -> None:
 
 
 def check_zero(variant: type[Variant], name: str, zero: int) -> None:
-    """ZeRO 3 takes weights apart and puts them together around a module's own forward only."""
+    """Refuse ZeRO 3 for variants that use weights outside the forward of the module owning them:
+    only there does ZeRO 3 gather them."""
     if zero == 3 and not variant.zero_3:
         raise UsageError(
             f"'{name}' cannot be trained with --zero 3: some of its weights are used outside the "
@@ -324,7 +325,7 @@ def check_zero(variant: type[Variant], name: str, zero: int) -> None:
 
 
 def build_run_model(run: Run) -> Model:
-    """The model a run begins with."""
+    """Return the model of a run with its initial weights."""
     vocabulary = subwords.load(run.folder / VOCABULARY_FILE)
     variant, _ = find_variant(run.variant)
     training = TrainingConfig(**run.training)
@@ -352,7 +353,7 @@ def build_run_model(run: Run) -> Model:
 
 
 def load_initial_weights(variant: Variant, folder: Path) -> None:
-    """Take over the weights of another model that have the same name and shape."""
+    """Load those weights of another model that have the same name and shape."""
     initial = load_file(folder / MODEL_WEIGHTS)
     current = variant.state_dict()
     shared = {n: t for n, t in initial.items() if n in current and current[n].shape == t.shape}

@@ -30,11 +30,11 @@ SHARED_FIELDS = (
     "max_minutes",
     "init",
 )
-"""What must be the same of two runs, beside the settings."""
+"""Fields that must be equal in two runs that share a stage, beside the settings."""
 
 
 def shared_stage(run: Run, settings: Iterable[str]) -> str | None:
-    """The last stage of a run in which none of the settings plays a part."""
+    """Return the last stage of a run that none of the settings affects."""
     own = find_variant(run.variant)[0]
     stages = own.stage_independent_settings(own.Config(**run.config))
     order = list(stages)
@@ -45,13 +45,13 @@ def shared_stage(run: Run, settings: Iterable[str]) -> str | None:
 
 
 def steps_until(run: Run, stage: str) -> int | None:
-    """How many steps a run had done when a stage ended; None where it has not."""
+    """Return the steps a run had done when a stage ended; None if it has not ended."""
     path = run.model_after(stage) / checkpoints.TRAIN_STATE
     return checkpoints.read_state(path.parent).total if path.is_file() else None
 
 
 def start_after_shared_stage(run: Run, others: Iterable[Run]) -> Run:
-    """Let a run that has not begun yet begin after the last stage that another has done for it."""
+    """Start a new run after the last stage that another run has already trained for it."""
     candidates = [
         (steps, stage, other)
         for other in others
@@ -67,7 +67,7 @@ def start_after_shared_stage(run: Run, others: Iterable[Run]) -> Run:
 
 
 def _last_common_stage(run: Run, other: Run) -> str | None:
-    """The last stage that is the same in both."""
+    """Return the last stage that is identical in both runs."""
     if run.name == other.name or any(
         getattr(run, key) != getattr(other, key) for key in SHARED_FIELDS
     ):
@@ -77,7 +77,7 @@ def _last_common_stage(run: Run, other: Run) -> str | None:
 
 
 def _copy_stages(other: Run, run: Run, last: str) -> None:
-    """All that a run has at the end of a stage."""
+    """Copy models, metrics and checkpoint as of the end of a stage."""
     state = checkpoints.read_state(other.model_after(last))
     for stage in other.stages():
         done = steps_until(other, stage)
@@ -93,7 +93,7 @@ def _copy_stages(other: Run, run: Run, last: str) -> None:
     checkpoints.write_checkpoint(
         run.checkpoints,
         state,
-        save_engines=lambda folder: folder.mkdir(),  # each stage begins with new ones
+        save_engines=lambda folder: folder.mkdir(),  # each stage starts with new ones
         save_weights=partial(shutil.copyfile, run.model_after(last) / MODEL_WEIGHTS),
         first=True,
         barrier=lambda: None,
@@ -101,6 +101,6 @@ def _copy_stages(other: Run, run: Run, last: str) -> None:
 
 
 def _update_config(path: Path, config: dict[str, Any]) -> None:
-    """The other's settings of later stages are not this run's."""
+    """Write this run's settings into a copied model: those of later stages differ."""
     description = {**json.loads(path.read_text(encoding="utf-8")), "config": config}
     path.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from attune.models.base import Losses, Update, Variant
 
 
 def total_loss(update: Update, terms: Losses) -> Tensor:
-    """The weighted sum that an update descends, of those terms that have come in already."""
+    """Return the weighted sum that an update minimises, over the terms computed so far."""
     total = sum(weight * terms[name] for name, weight in update.weights.items() if name in terms)
     assert isinstance(total, Tensor)
     return total
@@ -19,7 +19,7 @@ def total_loss(update: Update, terms: Losses) -> Tensor:
 
 @contextmanager
 def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
-    """Freeze what is not a player's own: DeepSpeed is silently wrong or raises otherwise."""
+    """Freeze all weights but those of `parts`: DeepSpeed is silently wrong or raises otherwise."""
     own = {id(p) for part in parts for p in getattr(variant, part).parameters()}
     frozen = [p for p in variant.parameters() if id(p) not in own and p.requires_grad]
     for parameter in frozen:
@@ -32,8 +32,8 @@ def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
 
 
 def seed_generators(seed: int) -> None:
-    """As `torch.manual_seed`, which writes down a traceback for CUDA's sake even where there is
-    none, half a millisecond a step."""
+    """Seed torch. Without CUDA `torch.manual_seed` still records a traceback for it, which takes
+    half a millisecond a step."""
     if torch.cuda.is_available():
         torch.manual_seed(seed)
     else:
@@ -41,6 +41,6 @@ def seed_generators(seed: int) -> None:
 
 
 def step_seed(seed: int, stage: int, step: int, rank: int) -> int:
-    """The seed of one worker's random numbers in one step of a stage."""
+    """Return the seed of one worker's random numbers in one step of a stage."""
     words = np.random.SeedSequence([seed, stage, step, rank])
     return int(words.generate_state(1, np.uint64)[0])

@@ -23,7 +23,7 @@ from attune.platform.runs.model import Model
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.updates import seed_generators, total_loss
 
-VALID_TOKENS = 8192  # of a batch in evaluation
+VALID_TOKENS = 8192  # in a validation batch
 
 
 @torch.no_grad()
@@ -34,11 +34,11 @@ def compute_validation_metrics(
     group: ProcessGroup,
     tokens_per_word: float = 1.0,
 ) -> dict[str, float]:
-    """A stage's loss terms, perplexity and accuracies on valid, the work shared by all workers.
+    """Return a stage's loss terms, perplexity and accuracies on valid; workers share the batches.
 
-    Terms are those of the samples that the stage learns from, the rest is of all samples. There is
-    no perplexity before the first stage that teaches to speak: it would be chance's. It is of
-    words, so that models which cut them up can be compared with those that do not.
+    Loss terms are over the samples that the stage trains on, the rest over all samples. Perplexity
+    is reported from the first stage that trains the decoder. It is per word, so that models with
+    subwords can be compared with models with words.
     """
     was_training, reports_perplexity = variant.training, _trains_decoder(variant, stage)
     variant.eval()
@@ -53,7 +53,7 @@ def compute_validation_metrics(
             for name, term in terms.items():
                 sums.add(f"valid_{name}", term)
             sums.add("valid_loss", total_loss(update, terms))
-    # The likelihood is among the terms already where these are of all samples.
+    # If the loss terms are over all samples, the likelihood is already one of them.
     likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
     likelihood_known = loss_columns is columns and likelihood in sums.values
     for batch in _iterate_split(columns, group):
@@ -73,7 +73,7 @@ def compute_validation_metrics(
 
 
 def _trains_decoder(variant: Variant, stage: Stage) -> bool:
-    """Whether the likelihood of responses is learned in a stage, or was in one before it."""
+    """Return whether a stage, or one before it, trains the likelihood of responses."""
     if not isinstance(variant, DialogueVariant):
         return False
     stages = variant.stages()
@@ -85,7 +85,7 @@ def _trains_decoder(variant: Variant, stage: Stage) -> bool:
 
 
 class _MetricSums:
-    """Numbers by name, added up over batches and workers."""
+    """Metrics by name, summed over batches and workers."""
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
@@ -102,8 +102,8 @@ class _MetricSums:
 
 
 def _iterate_split(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
-    """A worker's batches of a split; each is told the counts of the whole split to divide by, so
-    that its means add up to the split's."""
+    """Yield this worker's batches of a split. Each carries the counts of the whole split as
+    divisors, so that the batches' means add up to the mean of the split."""
     stream = Stream(
         columns, size=VALID_TOKENS, by="tokens", shuffle=False,
         rank=group.rank, world_size=group.world_size,
@@ -115,7 +115,7 @@ def _iterate_split(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
 
 
 def tokens_per_word_in(model: Model, columns: Columns) -> float:
-    """Of the responses, `<eos>` being a word; 1 where there are none."""
+    """Return the tokens per word of the responses, `<eos>` counted as a word; 1 without any."""
     responses = columns.get("response")
     if not isinstance(responses, Ragged) or not len(responses.values):
         return 1.0

@@ -1,4 +1,4 @@
-"""What each Ray Train worker runs."""
+"""The entry point of a Ray Train worker."""
 
 import gc
 import logging
@@ -22,7 +22,7 @@ from attune.platform.training.process_group import ProcessGroup
 
 
 def work(settings: dict[str, Any]) -> None:
-    """Train the run in a folder, from its last checkpoint on."""
+    """Train the run in a folder, from its last checkpoint."""
     os.environ.update(settings["ids"])
     context = ray.train.get_context()
     device = ray.train.torch.get_device() if torch.cuda.is_available() else torch.device("cpu")
@@ -33,17 +33,17 @@ def work(settings: dict[str, Any]) -> None:
     try:
         train(run, worker, export=gauges(run))
     except Exception as error:
-        if worker.world_size > 1:  # it may be another's death that this one noticed
+        if worker.world_size > 1:  # the cause may be another worker's failure
             raise
-        # Of a single worker's own doing: Ray would start it again to raise it again.
+        # A single worker's own error: Ray would restart it only to fail again.
         is_expected = isinstance(error, UsageError | DataError)
         text = str(error) if is_expected else traceback.format_exc()
         (run.folder / PROBLEM).write_text(text, encoding="utf-8")
 
 
 def gauges(run: Run) -> Export:
-    """Shows all that a run logs to Prometheus, as `ray_attune_loss` and so on, through Ray's own
-    export at each machine."""
+    """Return a function that exports a run's metrics to Prometheus, as `ray_attune_loss` and so
+    on, through Ray's own exporter on each machine."""
     from ray.util.metrics import Gauge
 
     tags = {"run": run.name, "variant": run.variant, "job": os.environ.get(JOB, "")}
@@ -66,7 +66,7 @@ def train(
     watch: Watch = lambda *_: None,
     export: Export = lambda *_: None,
 ) -> bool:
-    """Train a run as one of its workers; False where it was asked to stop before its end."""
+    """Train a run as one of its workers; return False if it was asked to stop before its end."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     keep_freed_memory()
     engine.init_deepspeed()
@@ -74,5 +74,5 @@ def train(
     model = setup.build_run_model(run)
     streams, valid = data.load_streams(run, model)
     gc.collect()
-    gc.freeze()  # what the imports made stays: the collector need not look at it between steps
+    gc.freeze()  # imported objects stay: the collector need not scan them between steps
     return Training(run, model, streams, valid, worker, watch, export).run()
