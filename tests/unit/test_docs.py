@@ -1,5 +1,6 @@
 """The documents agree with the code: the example system trains, and names and paths exist."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from tests.commands import json_output
 from tests.golden.commands import runs_in_this_process
 
 ROOT = Path(__file__).parents[2]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 ADDING_A_SYSTEM = ROOT / "docs" / "adding-a-system.md"
+EXAMPLE_FILE = "models/seq2seq.py"  # what a reader of the example writes
 
 
 @pytest.fixture
@@ -59,3 +62,47 @@ def test_the_documented_system_is_trained_by_the_command(call, prepared, tmp_pat
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     answer = json_output(call("respond", "mine", "--context", "I am sad.", "--json"))["answers"][0]
     assert sum(answer["explanation"]["emotion"].values()) == pytest.approx(1.0)
+
+
+def defined_names(path):
+    """Every class, function and method of a Python file, methods as `Class.method`."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
+            names.update(f"{node.name}.{method.name}" for method in methods)
+    return names
+
+
+def test_functions_of_the_architecture_are_in_the_files_named_beside_them():
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    rows = re.findall(r"`([\w.]+)` \| `([\w/]+\.py)` \|", text)
+    assert len(rows) > 25
+    for name, path in rows:
+        assert name in defined_names(ROOT / path), f"{path} has no {name}"
+    arrows = re.findall(r"-->\|([\w.]+)\|", text)
+    assert set(arrows) <= {name for name, _ in rows}
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/adding-a-system.md"]
+)
+def test_paths_in_documents_exist(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    folders = "platform|models|jobs|ui|infra|tests|docs"
+    paths = set(re.findall(rf"`((?:{folders})/[\w/.-]*)`", text))
+    links = set(re.findall(r"\]\(([\w/.-]+)\)", text))
+    paths = {path for path in paths if path != EXAMPLE_FILE}
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    missing += [link for link in links if not (ROOT / document).parent.joinpath(link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md"])
+def test_every_package_of_the_platform_is_described(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for folder in (ROOT / "platform").iterdir():
+        if (folder / "__init__.py").is_file():
+            assert re.search(rf"`(platform/)?{folder.name}/`", text), folder.name
