@@ -1,4 +1,4 @@
-"""`attune doctor`: is everything here that a run needs, and if not, what is to be done?"""
+"""`attune doctor`: check that everything a run needs is present, and say how to fix the rest."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,11 +32,12 @@ MARKS = {"ok": "[green]ok[/green]", "warning": "[yellow]!![/yellow]", "error": "
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: Literal["ok", "warning", "error"]
-    found: str
+    detail: str
+    """What the check measured; `found` in the JSON output."""
     fix: str | None = None
 
 
@@ -62,41 +63,44 @@ def doctor(
     - `attune doctor --cluster`
     - `attune submit --address http://head:8265 --follow -- doctor --cluster`
     """
-    looks = CLUSTER_CHECKS if cluster else CHECKS
-    checks = [check for look in looks for check in _looked(look)]
+    checks = [check for run in (CLUSTER_CHECKS if cluster else CHECKS) for check in _run_check(run)]
     ok = all(check.status != "error" for check in checks)
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in checks:
-        table.add_row(MARKS[check.status], check.name, escape(check.found))
+        table.add_row(MARKS[check.status], check.name, escape(check.detail))
         if check.fix:
             table.add_row("", "", f"[bold]fix:[/bold] {escape(check.fix)}")
     screen = console(as_json)
     screen.print(table)
     screen.print("Everything is in place." if ok else "Something is missing: see 'fix' above.")
     if as_json:
-        print_json({"ok": ok, "checks": [asdict(check) for check in checks]})
+        print_json({"ok": ok, "checks": [_to_json(check) for check in checks]})
     raise typer.Exit(0 if ok else 1)
 
 
-def _looked(look: Callable[[], list[Check]]) -> list[Check]:
+def _to_json(check: Check) -> dict[str, str | None]:
+    return {"name": check.name, "status": check.status, "found": check.detail, "fix": check.fix}
+
+
+def _run_check(run: Callable[[], list[Check]]) -> list[Check]:
     try:
-        return look()
+        return run()
     except Exception as error:  # one broken thing must not hide the others
-        name = look.__name__.strip("_")
-        found = f"{type(error).__name__}: {error}"
-        return [Check(name=name, status="error", found=found, fix="see what it says")]
+        name = run.__name__.strip("_")
+        detail = f"{type(error).__name__}: {error}"
+        return [Check(name=name, status="error", detail=detail, fix="see what it says")]
 
 
 def _python() -> list[Check]:
     version = platform.python_version()
     if version.startswith("3.11."):
-        return [Check(name="python", status="ok", found=version)]
+        return [Check(name="python", status="ok", detail=version)]
     fix = "make a virtual environment with Python 3.11"
-    return [Check(name="python", status="error", found=version, fix=fix)]
+    return [Check(name="python", status="error", detail=version, fix=fix)]
 
 
 def _packages() -> list[Check]:
-    """Everything that our own distribution asks for, against what is installed."""
+    """Compare the requirements of our distribution with the installed packages."""
     needed = [Requirement(line) for line in metadata.requires("attune") or []]
     checks = []
     for requirement in needed:
@@ -112,7 +116,7 @@ def _packages() -> list[Check]:
             Check(
                 name=requirement.name,
                 status="ok" if right else "error",
-                found=version or "not installed",
+                detail=version or "not installed",
                 fix=fix,
             )
         )
@@ -128,13 +132,13 @@ def _devices() -> list[Check]:
         Check(
             name="cpu",
             status="ok",
-            found=f"{cores} cores, {memory.available / GIGABYTE:.0f} of "
+            detail=f"{cores} cores, {memory.available / GIGABYTE:.0f} of "
             f"{memory.total / GIGABYTE:.0f} GB of memory free",
         )
     ]
     names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    found = ", ".join(names) or "none: training runs on the CPU, with gloo"
-    return [*checks, Check(name="gpu", status="ok", found=found)]
+    detail = ", ".join(names) or "none: training runs on the CPU, with gloo"
+    return [*checks, Check(name="gpu", status="ok", detail=detail)]
 
 
 def _compiler() -> list[Check]:
@@ -142,29 +146,29 @@ def _compiler() -> list[Check]:
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         path = shutil.which(name) if name else None
         if path:
-            return [Check(name="compiler", status="ok", found=path)]
+            return [Check(name="compiler", status="ok", detail=path)]
     fix = "install a C++ compiler, such as g++ (DeepSpeed may need it on GPUs, never on CPUs)"
-    return [Check(name="compiler", status="warning", found="none", fix=fix)]
+    return [Check(name="compiler", status="warning", detail="none", fix=fix)]
 
 
 def _cluster() -> list[Check]:
     part = stack.running(stack.RAY)
     if part is not None:
         problem = part.problem()
-        found = f"the local stack's at {part.address}" + (f" {problem}" if problem else "")
+        detail = f"the local stack's at {part.address}" + (f" {problem}" if problem else "")
         fix = "'attune down', then 'attune up'" if problem else None
-        return [Check(name="cluster", status="warning" if fix else "ok", found=found, fix=fix)]
+        return [Check(name="cluster", status="warning" if fix else "ok", detail=detail, fix=fix)]
     command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
         fix = "the Ray cluster does not answer: look at it with 'ray status', or 'ray stop' it"
-        return [Check(name="cluster", status="warning", found="no answer in 60 s", fix=fix)]
+        return [Check(name="cluster", status="warning", detail="no answer in 60 s", fix=fix)]
     if done.returncode == 0:
         active = sum(line.strip().startswith("1 ") for line in done.stdout.splitlines())
-        return [Check(name="cluster", status="ok", found=f"Ray is running, nodes: {active}")]
-    found = "no Ray cluster is running: a run starts its own"
-    return [Check(name="cluster", status="ok", found=found)]
+        return [Check(name="cluster", status="ok", detail=f"Ray is running, nodes: {active}")]
+    detail = "no Ray cluster is running: a run starts its own"
+    return [Check(name="cluster", status="ok", detail=detail)]
 
 
 def _tracking_store() -> list[Check]:
@@ -173,24 +177,24 @@ def _tracking_store() -> list[Check]:
         return [_tracking_server(address)]
     store = home() / "mlflow.db"
     if not store.exists():
-        return [Check(name="tracking", status="ok", found=f"{store} (made by the first run)")]
+        return [Check(name="tracking", status="ok", detail=f"{store} (made by the first run)")]
     try:
         with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as database:
             count = database.execute("SELECT COUNT(*) FROM runs").fetchone()[0]
     except sqlite3.Error as error:
         fix = f"{store} is damaged ({error}): restore it from a copy, or move it away"
-        return [Check(name="tracking", status="error", found=str(store), fix=fix)]
-    return [Check(name="tracking", status="ok", found=f"{store} with {count:,} runs")]
+        return [Check(name="tracking", status="error", detail=str(store), fix=fix)]
+    return [Check(name="tracking", status="ok", detail=f"{store} with {count:,} runs")]
 
 
 def _tracking_server(address: str) -> Check:
     try:
         with urllib.request.urlopen(f"{address.rstrip('/')}/version", timeout=5) as answer:
-            found = f"{address}, MLflow {answer.read().decode()}"
-            return Check(name="tracking", status="ok", found=found)
+            detail = f"{address}, MLflow {answer.read().decode()}"
+            return Check(name="tracking", status="ok", detail=detail)
     except (OSError, ValueError) as error:
         fix = "start the tracking server, or unset MLFLOW_TRACKING_URI to use the local store"
-        return Check(name="tracking", status="error", found=f"{address}: {error}", fix=fix)
+        return Check(name="tracking", status="error", detail=f"{address}: {error}", fix=fix)
 
 
 def _data() -> list[Check]:
@@ -198,13 +202,13 @@ def _data() -> list[Check]:
 
     folders = sorted(path.parent for path in (home() / "data").glob(f"*/{MANIFEST}"))
     if not folders:
-        found = "nothing prepared yet; the bundled corpus is always at hand"
-        return [Check(name="data", status="ok", found=found)]
+        detail = "nothing prepared yet; the bundled corpus is always at hand"
+        return [Check(name="data", status="ok", detail=detail)]
     counts = [
         f"{folder.name} ({sum(s['samples'] for s in read_manifest(folder)['splits'].values()):,})"
         for folder in folders
     ]
-    return [Check(name="data", status="ok", found=", ".join(counts) + " samples")]
+    return [Check(name="data", status="ok", detail=", ".join(counts) + " samples")]
 
 
 def _disk() -> list[Check]:
@@ -212,18 +216,18 @@ def _disk() -> list[Check]:
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    found = f"{free / GIGABYTE:.0f} GB free at {home()}"
+    detail = f"{free / GIGABYTE:.0f} GB free at {home()}"
     if not place.is_dir() or not os.access(place, os.W_OK):
         fix = f"{place} is not a folder one can write to: set ATTUNE_HOME to one"
-        return [Check(name="disk", status="error", found=found, fix=fix)]
+        return [Check(name="disk", status="error", detail=detail, fix=fix)]
     if free < ENOUGH_DISK:
         fix = "checkpoints need room: set ATTUNE_HOME to a larger disk"
-        return [Check(name="disk", status="warning", found=found, fix=fix)]
-    return [Check(name="disk", status="ok", found=found)]
+        return [Check(name="disk", status="warning", detail=detail, fix=fix)]
+    return [Check(name="disk", status="ok", detail=detail)]
 
 
 def _machines() -> list[Check]:
-    """All that is asked of a cluster, in one visit to each of its machines."""
+    """Check the cluster with one task on each of its machines."""
     from attune.platform import tracking
     from attune.platform.services import cluster
 
@@ -232,53 +236,53 @@ def _machines() -> list[Check]:
     if address is None:
         fix = "'attune up' starts one here; otherwise set RAY_ADDRESS, or look from inside of it "
         fix += "with 'attune submit --address http://HOST:8265 --follow -- doctor --cluster'"
-        return [Check(name="address", status="error", found="no cluster is known", fix=fix)]
+        return [Check(name="address", status="error", detail="no cluster is known", fix=fix)]
     try:
         cluster.connect(address)
     except UsageError as error:
         fix = f"'attune submit --address {address} --follow -- doctor --cluster' looks from inside"
-        return [Check(name="address", status="error", found=str(error), fix=fix)]
+        return [Check(name="address", status="error", detail=str(error), fix=fix)]
     except (OSError, RuntimeError, ValueError) as error:
         short = str(error).strip().splitlines()[0][:300]
         fix = "check that it runs ('ray status' there), its address, and that your token is its own"
-        return [Check(name="address", status="error", found=f"{address}: {short}", fix=fix)]
+        return [Check(name="address", status="error", detail=f"{address}: {short}", fix=fix)]
     home().mkdir(parents=True, exist_ok=True)
     store = tracking.store_uri()
     with tempfile.NamedTemporaryFile(dir=home(), prefix=".doctor-") as probe:
-        found = cluster.survey(Path(probe.name), store)
-    cpus, gpus = sum(each.cpus for each in found), sum(each.gpus for each in found)
-    counted = f"{len(found)}, with {cpus:g} CPUs and {gpus:g} GPUs"
-    own = next((each.versions for each in found), {})
+        machines = cluster.probe_machines(Path(probe.name), store)
+    cpus, gpus = sum(each.cpus for each in machines), sum(each.gpus for each in machines)
+    counted = f"{len(machines)}, with {cpus:g} CPUs and {gpus:g} GPUs"
+    own = next((each.versions for each in machines), {})
     others = {
         f"{name} {each.versions[name]} at {each.address}"
-        for each in found
+        for each in machines
         for name in own
         if each.versions[name] != own[name]
     }
-    blind = [each.address for each in found if not each.sees]
-    cut_off = [f"{each.address} ({each.unreachable})" for each in found if each.unreachable]
+    blind = [each.address for each in machines if not each.sees_home]
+    cut_off = [f"{each.address} ({each.unreachable})" for each in machines if each.unreachable]
     versions = ", ".join(f"{name} {version}" for name, version in own.items())
     return [
-        Check(name="address", status="ok", found=f"{address}, which takes the token"),
-        Check(name="machines", status="ok" if cpus else "error", found=counted),
-        _all_or(
+        Check(name="address", status="ok", detail=f"{address}, which takes the token"),
+        Check(name="machines", status="ok" if cpus else "error", detail=counted),
+        _check_all(
             "versions", f"{versions}, everywhere", sorted(others), "install the same everywhere",
         ),
-        _all_or(
+        _check_all(
             "home", f"{home()} is seen by all", [f"not seen by {each}" for each in blind],
             "put ATTUNE_HOME on a disk that all machines mount at the same path",
         ),
-        _all_or(
+        _check_all(
             "tracking", f"{store.rpartition('@')[2]}, from everywhere", cut_off,
             "start the tracking server where all machines reach it, or set MLFLOW_TRACKING_URI",
         ),
     ]  # fmt: skip
 
 
-def _all_or(name: str, well: str, wrong: list[str], fix: str) -> Check:
-    if wrong:
-        return Check(name=name, status="error", found="; ".join(wrong), fix=fix)
-    return Check(name=name, status="ok", found=well)
+def _check_all(name: str, detail: str, problems: list[str], fix: str) -> Check:
+    if problems:
+        return Check(name=name, status="error", detail="; ".join(problems), fix=fix)
+    return Check(name=name, status="ok", detail=detail)
 
 
 CLUSTER_CHECKS: tuple[Callable[[], list[Check]], ...] = (_machines,)

@@ -1,4 +1,4 @@
-"""`attune jobs`: what a Ray cluster was asked to do, and how it goes."""
+"""`attune jobs`: list, show, stop and wait for the jobs of a Ray cluster."""
 
 import shlex
 import time
@@ -27,14 +27,14 @@ Name = Annotated[
 def all_jobs(address: Address = None, as_json: Json = False) -> None:
     """List the jobs, oldest first; those that wait with what they wait for."""
     jobs = _jobs(address)
-    found = jobs.all()
+    listed_jobs = jobs.all()
     screen = console(as_json)
-    if found:
-        screen.print(_table(found))
+    if listed_jobs:
+        screen.print(_table(listed_jobs))
     else:
         screen.print(f"no jobs at {jobs.address} yet: see 'attune submit --help'")
     if as_json:
-        print_json({"address": jobs.address, "jobs": [asdict(job) for job in found]})
+        print_json({"address": jobs.address, "jobs": [asdict(job) for job in listed_jobs]})
 
 
 @app.command()
@@ -69,7 +69,7 @@ def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
         job = jobs.wait(job.id)
         screen.print(f"job {job.id}: {job.state}", markup=False)
     if job.state == "STOPPED" and job.command.split()[1:2] in (["train"], ["tune"]):
-        screen.print(f"go on with '{_again(job)}'", markup=False)
+        screen.print(f"go on with '{_resume_command(job)}'", markup=False)
     if as_json:
         print_json(asdict(job))
 
@@ -93,23 +93,23 @@ def _jobs(address: str | None) -> "Jobs":
     return Jobs(address)
 
 
-def _again(job: "Job") -> str:
-    """The same command and options, to be typed again."""
+def _resume_command(job: "Job") -> str:
+    """Return the command that submits a job again, with --resume."""
     words = shlex.split(job.command)[1:]
     words = words if "--resume" in words else [*words, "--resume"]
     return shlex.join(["attune", "submit", *shlex.split(job.options), "--", *words])
 
 
-def _table(found: "list[Job]") -> Table:
-    made = table("", "job", "state", "run", "age", "command", numbers=("age",))
-    for job in found:
+def _table(jobs: "list[Job]") -> Table:
+    rows = table("", "job", "state", "run", "age", "command", numbers=("age",))
+    for job in jobs:
         state = f"waits for {job.waits_for}" if job.waits_for else job.state.lower()
-        made.add_row(escape(job.id), escape(state), escape(job.run), _age(job), escape(job.command))
-    return made
+        rows.add_row(escape(job.id), escape(state), escape(job.run), _age(job), escape(job.command))
+    return rows
 
 
 def _age(job: "Job") -> str:
-    """How long it took, or has taken until now."""
+    """Format the time that a job took, or has taken until now."""
     seconds: Any = (job.ended or time.time()) - job.began
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:

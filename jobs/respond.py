@@ -1,4 +1,4 @@
-"""`attune respond`: what do these models say to that?"""
+"""`attune respond`: answer a conversation with one or several runs."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -42,13 +42,13 @@ def respond(
     - `attune respond mime@latest --context "I won!" --control stochasticity=on --control seed=3`
     """
     decoding = options.decoding(decode, options.parse_overrides(settings))
-    found = [options.trained_run(name) for name in names]
-    controls = options.controls(control, found)
+    runs = [options.trained_run(name) for name in names]
+    controls = options.controls(control, runs)
     from attune.platform.serving.responder import Responder
 
     answers: list[dict[str, Any]] = []
     with progress("answers") as bar:
-        for run in bar.track(found, description="answering"):
+        for run in bar.track(runs, description="answering"):
             [answer] = Responder(run.model).respond([context], decoding, controls)
             answers.append(
                 {
@@ -76,7 +76,7 @@ def _show(screen: Console, context: list[str], answers: list[dict[str, Any]]) ->
 
 
 def _reasons(explanation: dict[str, Any]) -> Iterator[str]:
-    """What there is to say of an answer, a line each; numbers of single words are for the page."""
+    """Iterate over the lines that explain an answer; values of single words are for the page."""
     parts = {
         "reads": "emotion",
         "answers with": "response_label",

@@ -1,4 +1,4 @@
-"""`attune runs`: what was trained here, and how well it does."""
+"""`attune runs`: list the runs with their status and metrics."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,45 +42,45 @@ def runs(
     - `attune runs --json | jq '.runs[] | [.name, .metrics.valid_perplexity]'`
     """
     screen = console(as_json)
-    found = list(all_runs(lambda problem: screen.print(problem, markup=False)))
-    if variant is not None and variant not in {run.variant for run in found}:
+    shown_runs = list(all_runs(lambda problem: screen.print(problem, markup=False)))
+    if variant is not None and variant not in {run.variant for run in shown_runs}:
         # Only now: it brings in torch, and a variant without runs is no mistake.
         from attune.platform.core.settings import find_variant
 
         find_variant(variant)
-    found = [run for run in found if variant in (None, run.variant)]
+    shown_runs = [run for run in shown_runs if variant in (None, run.variant)]
     if send:
-        _send(found, screen)
-    if found:
-        screen.print(_table(found))
+        _send(shown_runs, screen)
+    if shown_runs:
+        screen.print(_table(shown_runs))
     else:
         which = f" of '{variant}'" if variant else ""
         screen.print(f"no runs{which} in {runs_folder()} yet: see 'attune train --help'")
     if as_json:
-        print_json({"runs": _all_described(found)})
+        print_json({"runs": _describe_all(shown_runs)})
 
 
-def _send(found: "list[Run]", screen: Console) -> None:
+def _send(runs: "list[Run]", screen: Console) -> None:
     from attune.platform import tracking
     from attune.platform.evaluation import promotion
 
-    for run in found:
+    for run in runs:
         # A run that is being trained is seen to by the process that trains it.
         if run.run_id is not None and run.status != "running":
             unsent = tracking.flush(run, SECONDS_TO_SEND)
             if unsent:
                 screen.print(f"{run.name}: {unsent} lines not sent, {run.tracking} is still away")
-    tracked = [run for run in found if run.run_id is not None]
+    tracked = [run for run in runs if run.run_id is not None]
     if tracked:
         promotion.note(tracked[-1])
 
 
-def _all_described(found: "list[Run]") -> list[dict[str, Any]]:
+def _describe_all(runs: "list[Run]") -> list[dict[str, Any]]:
     aliases = read_aliases()
-    return [_described(run, aliases) for run in found]
+    return [_describe(run, aliases) for run in runs]
 
 
-def _described(run: "Run", aliases: dict[str, str]) -> dict[str, Any]:
+def _describe(run: "Run", aliases: dict[str, str]) -> dict[str, Any]:
     return {
         "name": run.name,
         "run_id": run.run_id,
@@ -95,15 +95,15 @@ def _described(run: "Run", aliases: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _table(found: list["Run"]) -> Table:
-    described = _all_described(found)
+def _table(runs: list["Run"]) -> Table:
+    described = _describe_all(runs)
     metrics = list(dict.fromkeys(name for run in described for name in run["metrics"]))
     short = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
-    made = table("", "name", "variant", "data", "seed", "status", *short, numbers=("seed", *short))
+    rows = table("", "name", "variant", "data", "seed", "status", *short, numbers=("seed", *short))
     for run in described:
         values = [format_metric(name, run["metrics"].get(name)) for name in metrics]
         if run["alias"]:
             run["name"] = f"{run['name']} ({run['alias']})"
         named = (escape(str(run[key])) for key in ("name", "variant", "data", "seed", "status"))
-        made.add_row(*named, *values)
-    return made
+        rows.add_row(*named, *values)
+    return rows

@@ -1,4 +1,4 @@
-"""`attune up`, `down` and `status`: Ray, MLflow and the page on this machine."""
+"""`attune up`, `attune down` and `attune status`: the local stack of Ray, MLflow and the page."""
 
 from typing import Annotated, Any
 
@@ -54,21 +54,21 @@ def up(
     screen = console(as_json)
     before = {name for name, part in stack.parts().items() if part.alive()}
     ports = {RAY: dashboard_port, MLFLOW: mlflow_port, PAGE: ui_port}
-    found = stack.up(
+    parts = stack.up(
         ports, head_port=ray_port, cores=cpus, password=mlflow_auth,
         report=lambda text: screen.print(text, style="dim", markup=False),
     )  # fmt: skip
-    for name, part in found.items():
+    for name, part in parts.items():
         since = "runs already" if name in before else "runs"
         screen.print(f"{TITLES[name]} {since} at [bold]{part.address}[/bold]")
-    _hint(screen, found)
+    _print_hints(screen, parts)
     if as_json:
-        print_json({"parts": [_described(part) for part in found.values()]})
+        print_json({"parts": [_describe(part) for part in parts.values()]})
 
 
-def _hint(screen: Console, found: dict[str, Part]) -> None:
+def _print_hints(screen: Console, parts: dict[str, Part]) -> None:
     screen.print(f"Ray's token is in {stack.token_file()}: the dashboard asks for it", markup=False)
-    if found[MLFLOW].password:
+    if parts[MLFLOW].password:
         screen.print(
             f"MLflow wants the name '{MLFLOW_USER}' and the password in {stack.password_file()}",
             markup=False,
@@ -98,8 +98,8 @@ def status(as_json: Json = False) -> None:
     Exit code 1 where a part is missing or does not answer.
     """
     screen = console(as_json)
-    found = stack.parts()
-    described = [_described(found[name]) for name in PARTS if name in found]
+    parts = stack.parts()
+    described = [_describe(parts[name]) for name in PARTS if name in parts]
     if not described:
         screen.print("nothing is running: 'attune up' starts Ray, MLflow and the page")
     else:
@@ -115,7 +115,7 @@ def status(as_json: Json = False) -> None:
     raise typer.Exit(0 if well else 1)
 
 
-def _described(part: Part) -> dict[str, Any]:
+def _describe(part: Part) -> dict[str, Any]:
     problem = part.problem()
     return {
         "name": part.name,
@@ -130,10 +130,10 @@ def _described(part: Part) -> dict[str, Any]:
 
 
 def _table(described: list[dict[str, Any]]) -> Any:
-    made = table("", "part", "address", "health", "pid", "memory", numbers=("memory",))
+    rows = table("", "part", "address", "health", "pid", "memory", numbers=("memory",))
     for part in described:
-        made.add_row(
+        rows.add_row(
             TITLES[part["name"]], part["address"], escape(part["health"]), str(part["pid"] or ""),
             f"{part['memory_mb']:,} MB",
         )  # fmt: skip
-    return made
+    return rows

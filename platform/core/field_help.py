@@ -1,4 +1,4 @@
-"""Help texts out of the code they are about."""
+"""Help texts of settings, read from the docstrings of dataclass fields."""
 
 import ast
 import dataclasses
@@ -7,12 +7,12 @@ import textwrap
 
 
 def field_help(dataclass: type) -> dict[str, str]:
-    """The docstring of each field, its own or inherited; Python keeps them in the source only."""
-    found: dict[str, str] = {}
-    for one in reversed(dataclass.__mro__):
-        if not dataclasses.is_dataclass(one):
+    """Return the docstring of each field, inherited ones too, from the source code."""
+    texts: dict[str, str] = {}
+    for cls in reversed(dataclass.__mro__):
+        if not dataclasses.is_dataclass(cls):
             continue
-        [definition] = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         assert isinstance(definition, ast.ClassDef)
         for field, text in zip(definition.body, definition.body[1:], strict=False):
             match field, text:
@@ -20,5 +20,5 @@ def field_help(dataclass: type) -> dict[str, str]:
                     ast.AnnAssign(target=ast.Name(id=key)),
                     ast.Expr(value=ast.Constant(value=str(words))),
                 ):
-                    found[key] = " ".join(words.split())
-    return found
+                    texts[key] = " ".join(words.split())
+    return texts

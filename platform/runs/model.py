@@ -85,7 +85,7 @@ class Model:
         requirements, find = self.variant.requirements_for(self.variant.config), None
         if self.lexicon is not None and EMOTION_WORDS in requirements.columns:
             find = EmotionWords(self.lexicon).find
-        found = encode(
+        columns = encode(
             samples,
             self.vocabulary,
             layout=self.layout,
@@ -96,9 +96,9 @@ class Model:
             labels=CONTEXT_LABELS in requirements.columns,
         )
         if self.encoder is None:
-            return found
-        read = subword_columns if SUBWORDS in requirements.columns else encoder_columns
-        return {**found, **read(self.encoder, samples)}
+            return columns
+        encode = subword_columns if SUBWORDS in requirements.columns else encoder_columns
+        return {**columns, **encode(self.encoder, samples)}
 
     @property
     def layout(self) -> Layout:
@@ -119,14 +119,14 @@ def check_labels(requirements: DataRequirements, samples: pl.DataFrame, place: s
     """Who reads the labels of utterances must find some: none at all would be read as one."""
     if CONTEXT_LABELS not in requirements.columns:
         return
-    for what, found in {
+    for kind, labels in {
         "utterance of a context": samples["context_labels"].explode(),
         "response": samples["response_label"],
     }.items():
-        if not found.is_in(LABELS).any():
+        if not labels.is_in(LABELS).any():
             labellers = " or ".join(variants_where(labels_utterances))
             raise DataError(
-                f"{place}: no {what} has one of the 41 labels that this system reads: add labels "
+                f"{place}: no {kind} has one of the 41 labels that this system reads: add labels "
                 f"with 'attune annotate emotions RUN --data DIR', where RUN is a run of {labellers}"
             )
 
@@ -317,10 +317,10 @@ def save_weights(variant: Variant, path: Path) -> None:
 
 def load_weights(variant: Variant, path: Path) -> None:
     """What `save_weights` wrote, under all names."""
-    given = load_file(path)
+    weights = load_file(path)
     names = _first_names(variant)
-    shared = {name: given[first] for name, first in names.items() if first in given}
-    variant.load_state_dict({**given, **shared})
+    shared = {name: weights[first] for name, first in names.items() if first in weights}
+    variant.load_state_dict({**weights, **shared})
 
 
 def _first_names(variant: Variant) -> dict[str, str]:

@@ -184,12 +184,12 @@ def find_run(text: str) -> Run:
     runs = list(all_runs())
     variant, _, which = text.partition("@")
     if which == LATEST:
-        found = [run for run in runs if run.variant == variant]
-        if not found:
+        matches = [run for run in runs if run.variant == variant]
+        if not matches:
             raise UsageError(
                 unknown_choice("variant among the runs", variant, {r.variant for r in runs})
             )
-        return found[-1]
+        return matches[-1]
     for run in runs:
         if run.run_id == text:
             return run

@@ -1,4 +1,4 @@
-"""Ray: joining or starting a cluster, and training or doing tasks in it."""
+"""Ray: join or start a cluster, train runs in it, run tasks in it."""
 
 import itertools
 import logging
@@ -32,30 +32,30 @@ class FileTask(Protocol):
 
 F = TypeVar("F", bound=FileTask)
 CPUS, GPUS = "ATTUNE_CPUS_PER_WORKER", "ATTUNE_GPUS_PER_WORKER"
-"""What `attune submit` was told that a worker needs."""
+"""Environment variables with the resources per worker, set by `attune submit`."""
 
-SECONDS_TO_LOOK = 120
+PROBE_SECONDS = 120
 RETRIES = 3
-"""How often a run is taken up again after a worker died."""
+"""How often a run is resumed after a worker died."""
 
 
 def use_token(address: str | None = None) -> None:
-    """Show Ray the token wherever there is one: the local stack's for its address, otherwise the
-    user's. Before Ray is imported, which looks for it only then."""
+    """Set Ray's authentication variables: the local stack's token for its address, otherwise the
+    user's. Call it before Ray is imported, which reads them only then."""
     if stack.is_stack(address or os.environ.get("RAY_ADDRESS")):
-        ours = stack.ray_variables()
+        variables = stack.ray_variables()
         if "RAY_AUTH_TOKEN" in os.environ:  # what is given counts, even if it is wrong
-            del ours["RAY_AUTH_TOKEN_PATH"]
-        for name, value in ours.items():
+            del variables["RAY_AUTH_TOKEN_PATH"]
+        for name, value in variables.items():
             os.environ.setdefault(name, value)
-    given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if given or Path("~/.ray/auth_token").expanduser().is_file():
+    has_token = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if has_token or Path("~/.ray/auth_token").expanduser().is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def connect(address: str | None = None) -> None:
-    """Join the cluster that is given or that RAY_ADDRESS names, or start one on this machine for
-    this process."""
+    """Join the cluster at an address or at RAY_ADDRESS, or start one on this machine for this
+    process."""
     address = _head(address or os.environ.get("RAY_ADDRESS"))
     use_token(address)
     import ray
@@ -70,7 +70,7 @@ def connect(address: str | None = None) -> None:
 
 
 def _head(address: str | None) -> str | None:
-    """What to join for an address: `attune submit` takes a job server's, which cannot be joined."""
+    """Return the head's address: `attune submit` takes a job server's, which cannot be joined."""
     if not address or not address.startswith(("http://", "https://")):
         return address
     if part := stack.running(stack.RAY) if stack.is_stack(address) else None:
@@ -83,46 +83,46 @@ def _head(address: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a machine of a cluster says of itself."""
+    """A machine of a cluster, as a task on it reports."""
 
     address: str
     cpus: float
     gpus: float
     versions: dict[str, str]
-    sees: bool
-    """Whether the file that was looked for is there."""
+    sees_home: bool
+    """Whether it sees the file that this process wrote."""
     unreachable: str
-    """What is wrong with the tracking server, from there."""
+    """Why it does not reach the tracking server; empty where it does."""
 
 
-def survey(probe: Path, tracking: str) -> list[Machine]:
-    """Look around on each machine of the cluster: its versions, whether it sees a file, and whether
-    it reaches a tracking server, if there is one."""
+def probe_machines(probe: Path, tracking: str) -> list[Machine]:
+    """Run a task on each machine of the cluster that reports its versions, whether it sees a file,
+    and whether it reaches a tracking server, if there is one."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    machines = [node for node in ray.nodes() if node["Alive"]]
-    looks = [
-        ray.remote(_look)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    pending = [
+        ray.remote(_probe_machine)
         .options(
             num_cpus=0,  # a cluster may be busy
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
         )
         .remote(str(probe), tracking)
-        for node in machines
+        for node in nodes
     ]
     return [
         Machine(
             address=node["NodeManagerAddress"],
             cpus=node["Resources"].get("CPU", 0),
             gpus=node["Resources"].get("GPU", 0),
-            **found,
+            **report,
         )
-        for node, found in zip(machines, ray.get(looks, timeout=SECONDS_TO_LOOK), strict=True)
+        for node, report in zip(nodes, ray.get(pending, timeout=PROBE_SECONDS), strict=True)
     ]
 
 
-def _look(probe: str, tracking: str) -> dict[str, Any]:
+def _probe_machine(probe: str, tracking: str) -> dict[str, Any]:
     import platform
     import urllib.request
     from importlib import metadata
@@ -138,7 +138,7 @@ def _look(probe: str, tracking: str) -> dict[str, Any]:
     versions = {name: metadata.version(name) for name in packages}
     return {
         "versions": {"python": platform.python_version(), **versions},
-        "sees": Path(probe).exists(),
+        "sees_home": Path(probe).exists(),
         "unreachable": unreachable,
     }
 
@@ -151,18 +151,18 @@ def fit(work: Callable[[dict[str, Any]], None], run: Run, cores: int) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    needs = needs_of(run, cores)
-    use_gpu = "GPU" in needs
+    resources = worker_resources(run, cores)
+    use_gpu = "GPU" in resources
     trainer = TorchTrainer(
         work,
         train_loop_config={"folder": str(run.folder), "ids": job_environment()},
         scaling_config=ScalingConfig(
-            num_workers=run.workers, use_gpu=use_gpu, resources_per_worker=needs
+            num_workers=run.workers, use_gpu=use_gpu, resources_per_worker=resources
         ),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         run_config=RunConfig(
-            # A name of its own for each start: Ray would take up a run of the same name by itself,
-            # and what to go on from is for our own checkpoints to say.
+            # A new name for each start: Ray would resume a run of the same name by itself, and we
+            # resume from our own checkpoints.
             name=f"{run.name}-{uuid.uuid4().hex}",
             storage_path=str(run.folder / "ray"),
             failure_config=FailureConfig(max_failures=RETRIES),
@@ -171,44 +171,46 @@ def fit(work: Callable[[dict[str, Any]], None], run: Run, cores: int) -> None:
     trainer.fit()
 
 
-def needs_of(run: Run, cores: int) -> dict[str, float]:
-    """What each worker of a run takes: cores, and GPUs where there are enough or some are asked
-    for."""
+def worker_resources(run: Run, cores: int) -> dict[str, float]:
+    """Return the resources of each worker of a run: cores, and GPUs where the cluster has enough
+    or the user requested some."""
     import ray
 
-    usual = 1 if ray.cluster_resources().get("GPU", 0) >= run.workers else 0
-    gpus = _asked(GPUS, usual)
+    default = 1 if ray.cluster_resources().get("GPU", 0) >= run.workers else 0
+    gpus = _requested(GPUS, default)
     return {"CPU": cores, **({"GPU": gpus} if gpus else {})}
 
 
-def _asked(variable: str, otherwise: int) -> int:
-    return int(os.environ.get(variable) or otherwise)
+def _requested(variable: str, default: int) -> int:
+    return int(os.environ.get(variable) or default)
 
 
-def waits_for(run: Run, cores: int) -> str:
-    """What a run's workers have asked for and not got, for people; empty where they have it."""
+def describe_missing_resources(run: Run, cores: int) -> str:
+    """Describe the resources that a run's workers wait for; empty where they have them."""
     import ray
     from ray.util import placement_group_table
 
-    needs = needs_of(run, cores)
+    resources = worker_resources(run, cores)
     for group in placement_group_table().values():
-        asked = list(group["bundles"].values())
-        if group["state"] == "PENDING" and asked == [needs] * run.workers:
-            whole = {name: amount * run.workers for name, amount in needs.items()}
-            return unmet(whole, ray.available_resources(), ray.cluster_resources())
+        bundles = list(group["bundles"].values())
+        if group["state"] == "PENDING" and bundles == [resources] * run.workers:
+            total = {name: amount * run.workers for name, amount in resources.items()}
+            return describe_shortage(total, ray.available_resources(), ray.cluster_resources())
     return ""
 
 
-def unmet(
+def describe_shortage(
     wanted: Mapping[str, float], free: Mapping[str, float], total: Mapping[str, float]
 ) -> str:
-    """`2 CPUs: 0 of 2 free`, for each resource there is not enough of; or for all, where they are
-    free but not on one machine, or were until just now."""
-    lacking = {name: n for name, n in wanted.items() if free.get(name, 0) < n}
+    """Describe each resource that is short, such as `2 CPUs: 0 of 2 free`.
+
+    Where all are free, but not on one machine or only since just now, describe all.
+    """
+    missing = {name: n for name, n in wanted.items() if free.get(name, 0) < n}
     return ", ".join(
         f"{amount:g} {name}{'s' if amount > 1 else ''}: {free.get(name, 0):g} of "
         f"{total.get(name, 0):g} free"
-        for name, amount in (lacking or wanted).items()
+        for name, amount in (missing or wanted).items()
     )
 
 
@@ -253,27 +255,31 @@ def make_files(
         progress(done)
 
 
-def room(workers: int, runs: int) -> tuple[int, int]:
-    """How many of some runs, of so many workers each, can be trained at once, and the cores for
-    each worker: the most with which all have a place, unless it was said how many; Ray gives a
-    worker as many threads."""
+def plan_capacity(workers: int, runs: int) -> tuple[int, int]:
+    """Return how many of the runs can be trained at once, and the cores of each worker.
+
+    A worker gets as many cores as leave a place for all runs, unless the user requested a number;
+    Ray gives a worker as many threads.
+    """
     import ray
 
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = [int(each.get("CPU", 0)) for each in machines]
-    at_once, cores = _shared(cpus, workers, runs, _asked(CPUS, 0))
+    at_once, cores = _share_cores(cpus, workers, runs, _requested(CPUS, 0))
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    if gpus >= workers:  # then each worker has one, or as many as were asked for
-        at_once = max(1, min(at_once, gpus // (workers * max(1, _asked(GPUS, 1)))))
+    if gpus >= workers:  # each worker has one, or as many as requested
+        at_once = max(1, min(at_once, gpus // (workers * max(1, _requested(GPUS, 1)))))
     return at_once, cores
 
 
-def _shared(machines: Sequence[int], workers: int, runs: int, asked: int = 0) -> tuple[int, int]:
+def _share_cores(
+    machines: Sequence[int], workers: int, runs: int, requested: int = 0
+) -> tuple[int, int]:
     def places(cores: int) -> int:
         return sum(each // cores for each in machines)
 
-    if asked:
-        return max(1, min(runs, places(asked) // workers)), asked
+    if requested:
+        return max(1, min(runs, places(requested) // workers)), requested
     for cores in range(max(machines), 0, -1):
         if places(cores) >= workers * runs:
             return runs, cores

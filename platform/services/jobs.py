@@ -1,7 +1,7 @@
-"""Jobs of a Ray cluster: any attune command, submitted, watched, waited for, stopped.
+"""Jobs of a Ray cluster: submit, follow, wait for and stop any attune command.
 
-The project is shipped as a wheel, data as folders of their own where the cluster cannot see them;
-the root folder never is.
+The project is shipped as a wheel; data that the cluster cannot see is shipped as folders. The
+working folder is never shipped.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ SHIPPED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_
 LIVE = ("PENDING", "RUNNING")
 SECONDS_TO_STOP = 300
 """To write a checkpoint before a stopped job is killed; Ray's own three are too few."""
-SECONDS_BETWEEN_LOOKS = 1.0
+POLL_SECONDS = 1.0
 MOST_UPLOADED = 500 * 2**20
 """Ray keeps what is uploaded in the memory of its head."""
 UPLOADS = "uploads"
@@ -44,7 +44,7 @@ class Job:
     state: str
     command: str
     options: str
-    """What `attune submit` was given beside the command."""
+    """The options of `attune submit` besides the command."""
     run: str
     """The run or sweep that it is for, where it has one."""
     began: float
@@ -52,27 +52,27 @@ class Job:
     ended: float | None = None
     message: str = ""
     waits_for: str = ""
-    """What it has asked for and not got."""
+    """The resources that it waits for."""
     driver: str | None = None
-    """Ray's other number of it, by which its tasks know it."""
+    """Ray's internal id, which its tasks carry."""
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self.state not in LIVE
 
 
-def address_of(given: str | None) -> str:
-    """The job server that is meant: the one given, RAY_ADDRESS's, the local stack's."""
+def resolve_address(address: str | None) -> str:
+    """Return the address of the job server: the argument, RAY_ADDRESS or the local stack's."""
     part = stack.running(stack.RAY)
-    return given or os.environ.get("RAY_ADDRESS") or (part.address if part else JOB_SERVER)
+    return address or os.environ.get("RAY_ADDRESS") or (part.address if part else JOB_SERVER)
 
 
 class Jobs:
     """The jobs of one cluster."""
 
     def __init__(self, address: str | None = None):
-        self.address = address_of(address)
+        self.address = resolve_address(address)
         cluster.use_token(self.address)
         from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
@@ -90,7 +90,7 @@ class Jobs:
                 f"it with --address http://HOST:8265 ({error})"
             ) from error
         for name in ("ray", *(each.__module__ for each in type(self.client).__mro__)):
-            logging.getLogger(name).setLevel(logging.WARNING)  # Ray has set each to tell more
+            logging.getLogger(name).setLevel(logging.WARNING)  # Ray sets them to INFO
 
     def submit(
         self,
@@ -102,12 +102,14 @@ class Jobs:
         place: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> str:
-        """Start an attune command, with the code that runs here and so many variables more; `place`
-        is ATTUNE_HOME there, if it is another. The options are for people to see. The job's id."""
+        """Start an attune command with the code that runs here; return the job's id.
+
+        `place` is ATTUNE_HOME on the cluster, if it differs. The options are only displayed.
+        """
         job = f"{command[0]}-{secrets.token_hex(4)}"
         there = place or str(home())
-        given = {name: os.environ[name] for name in SHIPPED_VARIABLES if name in os.environ}
-        given |= {
+        environment = {name: os.environ[name] for name in SHIPPED_VARIABLES if name in os.environ}
+        environment |= {
             "ATTUNE_HOME": there,
             JOB: job,
             DASHBOARD: self.dashboard(job),
@@ -132,7 +134,7 @@ class Jobs:
                 self.client.submit_job(
                     entrypoint=f"{entry} {shlex.join(command)}",
                     submission_id=job,
-                    runtime_env={**shipped, "env_vars": given},
+                    runtime_env={**shipped, "env_vars": environment},
                     metadata=metadata,
                 )
             except RuntimeError as error:
@@ -144,38 +146,40 @@ class Jobs:
         return job
 
     def dashboard(self, job: str) -> str:
-        """Where a browser shows a job."""
+        """Return the address of a job's page on the dashboard."""
         base = self.address if self.address.startswith("http") else ""
         return f"{base}/#/jobs/{job}" if base else ""
 
     def all(self) -> list[Job]:
-        """Every job, oldest first, with what those that wait are waiting for."""
-        found = [_job(one) for one in self.client.list_jobs() if one.submission_id]
-        demands = self._demands() if any(not job.over for job in found) else {}
+        """Return every job, oldest first, with the resources that waiting ones wait for."""
+        jobs = [_to_job(details) for details in self.client.list_jobs() if details.submission_id]
+        demands = self._demands() if any(not job.over for job in jobs) else {}
         waiting = [
             job if job.over or job.driver not in demands
-            else replace(job, waits_for=cluster.unmet(demands[job.driver], *self._resources()))
-            for job in found
+            else replace(
+                job, waits_for=cluster.describe_shortage(demands[job.driver], *self._resources())
+            )
+            for job in jobs
         ]  # fmt: skip
         return sorted(waiting, key=lambda job: job.began)
 
     def find(self, text: str) -> Job:
-        """A job by its id, or by the name of its run or sweep, of which the latest is meant."""
-        found = self.all()
-        for job in reversed(found):
+        """Return a job by its id, or the latest job of a run or sweep by its name."""
+        jobs = self.all()
+        for job in reversed(jobs):
             if text in (job.id, job.run):
                 return job
-        if not found:
+        if not jobs:
             raise UsageError(f"unknown job '{text}': there are none at {self.address} yet")
-        names = [job.id for job in found]
+        names = [job.id for job in jobs]
         raise UsageError(f"{unknown_choice('job', text, names)} ('attune jobs list' lists all)")
 
     def logs(self, job: str) -> str:
-        """All that a job has printed."""
+        """Return the output of a job."""
         return str(self.client.get_job_logs(job))
 
     def follow(self, job: str, show: Callable[[str], None]) -> Job:
-        """Pass on what a job prints until it ends; how it ended."""
+        """Pass the output of a job to `show` until it ends; return the ended job."""
 
         async def tail() -> None:
             async for text in self.client.tail_job_logs(job):
@@ -184,41 +188,43 @@ class Jobs:
         asyncio.run(tail())
         return self.wait(job)
 
-    def wait(self, job: str, say: Callable[[str], None] = lambda _: None) -> Job:
-        """The job, once it has ended; says what it waits for meanwhile."""
-        said = ""
-        while not (found := self.find(job)).over:
-            if found.waits_for != said:
-                said = found.waits_for
-                say(f"job {job} waits for {said}" if said else f"job {job} goes on")
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        return found
+    def wait(self, job: str, report: Callable[[str], None] = lambda _: None) -> Job:
+        """Return the job once it has ended; report the resources that it waits for meanwhile."""
+        reported = ""
+        while not (current := self.find(job)).over:
+            if current.waits_for != reported:
+                reported = current.waits_for
+                report(f"job {job} waits for {reported}" if reported else f"job {job} goes on")
+            time.sleep(POLL_SECONDS)
+        return current
 
     def stop(self, job: str) -> None:
         """Ask a job to end, as Ctrl-C would: it keeps its checkpoints."""
         self.client.stop_job(job)
 
     def _demands(self) -> dict[str, dict[str, float]]:
-        """What was asked for and not given, by job: groups of workers, and tasks of their own."""
+        """Return the pending resources by job, of placement groups and of single tasks."""
         from ray.util.state import list_placement_groups, list_tasks
 
-        found: dict[str, dict[str, float]] = {}
+        demands: dict[str, dict[str, float]] = {}
         groups = list_placement_groups(
             self.address, filters=[("state", "=", "PENDING")], detail=True
         )
         for group in groups:
             for bundle in group.bundles or ():
-                _add(found.setdefault(group.creator_job_id, {}), bundle["unit_resources"])
+                _add_resources(
+                    demands.setdefault(group.creator_job_id, {}), bundle["unit_resources"]
+                )
         tasks = list_tasks(
             self.address, filters=[("state", "=", "PENDING_NODE_ASSIGNMENT")], detail=True
         )
         for task in tasks:
-            if task.job_id not in found:
-                _add(found.setdefault(task.job_id, {}), task.required_resources or {})
-        return found
+            if task.job_id not in demands:
+                _add_resources(demands.setdefault(task.job_id, {}), task.required_resources or {})
+        return demands
 
     def _resources(self) -> tuple[dict[str, float], dict[str, float]]:
-        """What is free in the cluster, and all that it has."""
+        """Return the free and the total resources of the cluster."""
         answer = self.client._do_request("GET", "/api/cluster_status").json()
         usage = answer["data"]["clusterStatus"]["loadMetricsReport"]["usage"]
         return (
@@ -227,29 +233,31 @@ class Jobs:
         )
 
 
-def _add(sums: dict[str, float], resources: Mapping[str, float]) -> None:
+def _add_resources(sums: dict[str, float], resources: Mapping[str, float]) -> None:
     for name, amount in resources.items():
         sums[name] = sums.get(name, 0) + amount
 
 
-def _job(one: Any) -> Job:
-    metadata = one.metadata or {}
+def _to_job(details: Any) -> Job:
+    metadata = details.metadata or {}
     return Job(
-        id=one.submission_id,
-        state=one.status.value,
-        command=metadata.get("command", one.entrypoint),
+        id=details.submission_id,
+        state=details.status.value,
+        command=metadata.get("command", details.entrypoint),
         options=metadata.get("options", ""),
         run=metadata.get("run", ""),
-        began=(one.start_time or 0) / 1000,
-        ended=None if one.end_time is None else one.end_time / 1000,
-        message=one.message or "",
-        driver=one.job_id,
+        began=(details.start_time or 0) / 1000,
+        ended=None if details.end_time is None else details.end_time / 1000,
+        message=details.message or "",
+        driver=details.job_id,
     )
 
 
 def pack(uploads: Sequence[Path], folder: Path, there: str) -> tuple[Path, dict[str, str]]:
-    """Put files and folders into one to be shipped, each under a name that its contents decide;
-    where each, as it was typed, will be."""
+    """Copy files and folders into one folder to be shipped, each under a hash of its contents.
+
+    Return the folder, and the path on the cluster by the path that was typed.
+    """
     places = {}
     size = 0
     for path in uploads:

@@ -1,1 +1,1 @@
-"""Text in, answer out."""
+"""Answering conversations with trained models."""

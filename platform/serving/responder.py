@@ -1,4 +1,4 @@
-"""Text in, answer with its explanation out."""
+"""Answer conversations with a trained model, and explain the answers."""
 
 import dataclasses
 import time
@@ -28,7 +28,7 @@ from attune.platform.text.vocabulary import END
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model says, and why."""
+    """A model's answer, its explanation and the time it took."""
 
     text: str
     seconds: float
@@ -59,12 +59,12 @@ class Responder:
         started = time.perf_counter()
         batch = self._batch(conversations)
         self._check(controls)
-        made = decode(self.variant, batch, decoding, controls)
-        explanations = self._explained(batch, made)
+        responses = decode(self.variant, batch, decoding, controls)
+        explanations = self._explained(batch, responses)
         seconds = (time.perf_counter() - started) / max(len(conversations), 1)
         return [
             Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
-            for tokens, explanation in zip(made, explanations, strict=True)
+            for tokens, explanation in zip(responses, explanations, strict=True)
         ]
 
     def judged(self, samples: pl.DataFrame) -> list[dict[str, Any]]:
@@ -73,7 +73,10 @@ class Responder:
         batch = _in_order(self.model.columns(samples))
         answers = decode(self.variant, batch, Decoding())
         people = [row[row != PADDING].tolist()[:-1] for row in batch["response"]]  # without <eos>
-        made, theirs = self._explained(batch, answers), self._explained(batch, people)
+        answer_explanations, person_explanations = (
+            self._explained(batch, answers),
+            self._explained(batch, people),
+        )
         return [
             {
                 "context": row["context"],
@@ -84,7 +87,11 @@ class Responder:
                 "person_scores": dict(person.scores or {}),
             }
             for row, answer, own, person in zip(
-                samples.iter_rows(named=True), answers, made, theirs, strict=True
+                samples.iter_rows(named=True),
+                answers,
+                answer_explanations,
+                person_explanations,
+                strict=True,
             )
         ]
 

@@ -94,8 +94,8 @@ def short(error: BaseException) -> str:
     deepest = error
     while (inner := deepest.__cause__ or deepest.__context__) is not None:
         deepest = inner
-    told = deepest if isinstance(deepest, OSError) else error
-    text = without_password(str(told).strip()) or type(told).__name__
+    shown = deepest if isinstance(deepest, OSError) else error
+    text = without_password(str(shown).strip()) or type(shown).__name__
     return text.splitlines()[0][:200]
 
 
@@ -106,22 +106,24 @@ def without_password(text: str) -> str:
 
 def _experiment(client: MlflowClient, uri: str, variant: str) -> str:
     """The experiment of a variant: its id."""
-    found: Experiment | None = client.get_experiment_by_name(variant)
-    if found is None:
+    experiment: Experiment | None = client.get_experiment_by_name(variant)
+    if experiment is None:
         server = uri.startswith(("http:", "https:"))  # which has its own place for artifacts
         artifacts = None if server else (home() / "mlartifacts" / variant).as_uri()
         try:
-            made = client.create_experiment(variant, artifacts, {MLFLOW_RUN_NOTE: system(variant)})
-            return str(made)
+            experiment_id = client.create_experiment(
+                variant, artifacts, {MLFLOW_RUN_NOTE: system(variant)}
+            )
+            return str(experiment_id)
         except MlflowException:
-            found = client.get_experiment_by_name(variant)  # another run was faster
-            if found is None:
+            experiment = client.get_experiment_by_name(variant)  # another run was faster
+            if experiment is None:
                 raise
-    if found.lifecycle_stage != "active":
-        number = found.experiment_id
+    if experiment.lifecycle_stage != "active":
+        number = experiment.experiment_id
         raise UsageError(
             f"the experiment '{variant}' was deleted from {without_password(uri)}: bring it back "
             f"with 'mlflow experiments restore -x {number}', or remove it for good with "
             f"'mlflow gc --experiment-ids {number}'"
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)

@@ -51,8 +51,8 @@ def create(run: Run, manifest: Mapping[str, Any]) -> Run:
         tags = {**run_metadata.tags_of(run), MLFLOW_RUN_NOTE: run_metadata.note(run)}
         if run.parent is not None:
             tags[MLFLOW_PARENT_RUN_ID] = run.parent
-        made = client.create_run(experiment, tags=tags, run_name=run.name)
-        run_id = made.info.run_id
+        created = client.create_run(experiment, tags=tags, run_name=run.name)
+        run_id = created.info.run_id
         params = [Param(key, value) for key, value in run_metadata.params(run).items()]
         for first in range(0, len(params), MOST_PARAMS):
             client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
@@ -69,10 +69,10 @@ def start_group(name: str, params: Mapping[str, Any], first: Run, parent: str | 
     if parent is not None:
         tags[MLFLOW_PARENT_RUN_ID] = parent
     with opened(first.variant) as (client, experiment):
-        made = client.create_run(experiment, tags=tags, run_name=name)
-        given = [Param(key, run_metadata.text(value)) for key, value in params.items()]
-        client.log_batch(made.info.run_id, params=given[:MOST_PARAMS])
-    return str(made.info.run_id)
+        created = client.create_run(experiment, tags=tags, run_name=name)
+        logged_params = [Param(key, run_metadata.text(value)) for key, value in params.items()]
+        client.log_batch(created.info.run_id, params=logged_params[:MOST_PARAMS])
+    return str(created.info.run_id)
 
 
 def finish_group(

@@ -35,8 +35,8 @@ def tags_of(run: Run) -> dict[str, str]:
 
 def job_tags(job: str, dashboard: str) -> dict[str, str]:
     """The Ray job that a run or sweep is in; by its metadata the job knows the run or sweep."""
-    told = {"ray_job": job, "ray_dashboard": dashboard}
-    return {key: value for key, value in told.items() if value}
+    tags = {"ray_job": job, "ray_dashboard": dashboard}
+    return {key: value for key, value in tags.items() if value}
 
 
 def system(name: str) -> str:

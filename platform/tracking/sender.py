@@ -19,7 +19,7 @@ from attune.platform.tracking.run_metadata import metrics_of
 MOST_METRICS = 1000
 """What MLflow takes at once."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between looks at the metrics file; between tries while the store is away, at most."""
+"""Seconds between reads of the metrics file; between tries while the store is away, at most."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Sender:
         self._lines = _Lines(run.metrics_file)
         self._sent: dict[str, set[int]] = {}
         """By metric, the steps that the store has."""
-        self._closing, self._given_up = threading.Event(), threading.Event()
+        self._closing, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class Sender:
         """Send the rest, for at most so many seconds; returns how many lines are not sent."""
         self._closing.set()
         self._thread.join(timeout)
-        self._given_up.set()
+        self._abandoned.set()
         return sum(
             any(metric.step not in self._sent.get(metric.key, ()) for metric in _read(line))
             for line in self._lines.new()
@@ -64,7 +64,7 @@ class Sender:
 
     def _work(self) -> None:
         pause = PAUSE
-        while not self._given_up.is_set():
+        while not self._abandoned.is_set():
             closing = self._closing.is_set()  # asked first: what is written until then is sent
             try:
                 self._send()
@@ -79,7 +79,7 @@ class Sender:
                 self._sent.clear()
                 pause = min(2 * pause, LONGEST_PAUSE)
                 if closing:
-                    self._given_up.wait(PAUSE)
+                    self._abandoned.wait(PAUSE)
                 else:
                     self._closing.wait(pause)
             else:
@@ -92,12 +92,12 @@ class Sender:
         lines: list[bytes] = []
         metrics: dict[tuple[int, str], Metric] = {}
         for line in self._lines.new():
-            found = [m for m in _read(line) if m.step not in self._steps(m.key)]
-            if len(metrics) + len(found) > MOST_METRICS:
+            unsent = [m for m in _read(line) if m.step not in self._steps(m.key)]
+            if len(metrics) + len(unsent) > MOST_METRICS:
                 self._deliver(lines, metrics.values())
                 lines, metrics = [], {}
             lines.append(line)
-            for metric in found:
+            for metric in unsent:
                 metrics.setdefault((metric.step, metric.key), metric)
         self._deliver(lines, metrics.values())
 

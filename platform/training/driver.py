@@ -102,7 +102,7 @@ def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseExcep
     from attune.platform.training.worker import work  # imports Ray
 
     failures: dict[str, BaseException] = {}
-    at_once, cores = cluster.room(max(run.workers for run in runs), len(runs))
+    at_once, cores = cluster.plan_capacity(max(run.workers for run in runs), len(runs))
     turns = threading.Semaphore(at_once)
 
     def fit(run: Run) -> None:
@@ -129,7 +129,7 @@ def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseExcep
             for each in lines:
                 each.show(show)
                 if not each.has_plan:
-                    each.report_waiting(cluster.waits_for(each.run, cores))
+                    each.report_waiting(cluster.describe_missing_resources(each.run, cores))
         except (KeyboardInterrupt, SystemExit):
             if any(run.stop_file.exists() for run in runs):  # asked twice: stop at once
                 raise

@@ -132,7 +132,7 @@ def _plan_resources(sweep: Sweep, manager: TrialManager) -> tuple[int, Any]:
     import ray
 
     wanted = sweep.concurrent or sweep.samples * sweep.repeat
-    at_once, whole = cluster.room(sweep.workers, wanted)
+    at_once, whole = cluster.plan_capacity(sweep.workers, wanted)
     cores: float = whole
     if sweep.workers > 1:
         manager.cores = cores

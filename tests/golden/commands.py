@@ -76,9 +76,9 @@ def runs_in_this_process() -> Iterator[None]:
     with mock.patch.multiple(
         cluster,
         connect=lambda: None,
-        room=lambda *_: (1, 1),
+        plan_capacity=lambda *_: (1, 1),
         fit=fit,
-        waits_for=lambda *_: "",
+        describe_missing_resources=lambda *_: "",
     ):
         yield
 

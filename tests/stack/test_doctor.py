@@ -38,6 +38,6 @@ def test_doctor_sees_the_cluster_and_the_runs(cluster, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     output = json.loads(done.stdout)
     assert_json_keys(done.args[1:], output)
-    found = {check["name"]: check["found"] for check in output["checks"]}
-    assert found["cluster"] == "Ray is running, nodes: 1"
-    assert found["tracking"].endswith("with 2 runs")
+    actual = {check["name"]: check["found"] for check in output["checks"]}
+    assert actual["cluster"] == "Ray is running, nodes: 1"
+    assert actual["tracking"].endswith("with 2 runs")

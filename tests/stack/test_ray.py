@@ -193,8 +193,8 @@ def test_several_seeds_that_begin_with_another_run():
     assert together.data.metrics["valid_loss_mean"] == pytest.approx(sum(losses) / 2)
     tags = [client.get_run(run.run_id).data.tags for run in runs]
     assert [each["mlflow.parentRunId"] for each in tags] == [parent] * 2
-    begun = find_run("whole").result["metrics"]["valid_loss"]
-    assert losses == pytest.approx([begun] * 2, rel=0.1)  # a step or two away from where it began
+    initial = find_run("whole").result["metrics"]["valid_loss"]
+    assert losses == pytest.approx([initial] * 2, rel=0.1)  # a step or two away from where it began
 
 
 @pytest.mark.usefixtures("uninterrupted")
@@ -206,9 +206,9 @@ def test_a_job_with_two_workers_gives_the_losses_of_one():
     run, whole = find_run("job"), find_run("whole")
     assert run.status == "finished"
     assert logged(run)[-1][0] == EVERY
-    for (step, found), (same, expected) in zip(logged(run), logged(whole), strict=False):
+    for (step, actual), (same, expected) in zip(logged(run), logged(whole), strict=False):
         assert step == same
-        assert found == pytest.approx(expected, rel=1e-3), step
+        assert actual == pytest.approx(expected, rel=1e-3), step
     assert_tracked_once(run)
 
 

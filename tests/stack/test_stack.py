@@ -64,11 +64,11 @@ def attune(*arguments, code=0, **variables):
 def wait_for(condition, job):
     """Until it holds; a job that ends before is an error with its words."""
     never = threading.Event()
-    while not (found := condition()):
+    while not (value := condition()):
         jobs = {each["submission_id"]: each for each in stack.ask(part(stack.RAY), "/api/jobs/")}
         assert jobs[job]["status"] in ("PENDING", "RUNNING"), jobs[job]["message"]
         never.wait(0.1)
-    return found
+    return value
 
 
 def part(name):
@@ -122,12 +122,12 @@ def test_who_has_not_the_secret_is_refused():
     assert "refuses the token" in attune("jobs", "list", code=2, RAY_AUTH_TOKEN="wrong" * 8)
 
 
-def test_doctor_looks_at_every_machine():
-    found = attune("doctor", "--cluster", "--json")
-    assert [check["name"] for check in found["checks"]] == [
+def test_doctor_checks_every_machine():
+    actual = attune("doctor", "--cluster", "--json")
+    assert [check["name"] for check in actual["checks"]] == [
         "address", "machines", "versions", "home", "tracking",
     ]  # fmt: skip
-    assert found["checks"][1]["found"] == "1, with 2 CPUs and 0 GPUs"
+    assert actual["checks"][1]["found"] == "1, with 2 CPUs and 0 GPUs"
 
 
 def test_jobs_wait_stop_fail_and_go_on(tmp_path):

@@ -39,8 +39,8 @@ def postgres_programs():
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name))
     if on_path := shutil.which("initdb"):
         places.append(Path(on_path).resolve().parent)
-    found = [place for place in places if (place / "initdb").exists()]
-    return found[-1] if found else None
+    folders = [place for place in places if (place / "initdb").exists()]
+    return folders[-1] if folders else None
 
 
 def free_port():
@@ -139,8 +139,8 @@ class Server:
             f"{self.address}/api/2.0/mlflow/experiments/get?experiment_id=0"
         )
         if password is not None:
-            given = base64.b64encode(f"{USER}:{password}".encode()).decode()
-            request.add_header("Authorization", f"Basic {given}")
+            credentials = base64.b64encode(f"{USER}:{password}".encode()).decode()
+            request.add_header("Authorization", f"Basic {credentials}")
         if host is not None:
             request.add_header("Host", host)
         try:
@@ -156,13 +156,13 @@ def server(database, tmp_path_factory):
     pytest.importorskip(
         "flask_wtf", reason="Flask-WTF is not installed: pip install 'attune[team]'"
     )
-    made = Server(database, tmp_path_factory.mktemp("server"))
+    server = Server(database, tmp_path_factory.mktemp("server"))
     try:
-        made.start()
-        yield made
+        server.start()
+        yield server
     finally:
-        if made.process.poll() is None:
-            made.stop()
+        if server.process.poll() is None:
+            server.stop()
 
 
 @pytest.fixture
@@ -222,15 +222,15 @@ def test_the_server_lets_in_who_may_come_in(server):
 
 
 def test_eight_processes_lose_no_metric(server, new_run):
-    made = [new_run(f"run-{number}") for number in range(PROCESSES)]
+    runs = [new_run(f"run-{number}") for number in range(PROCESSES)]
     processes = multiprocessing.get_context("fork")
     with processes.Pool(PROCESSES) as pool:
-        pool.map(log_all, [str(run.folder) for run in made], chunksize=1)
+        pool.map(log_all, [str(run.folder) for run in runs], chunksize=1)
     client = MlflowClient(tracking_uri=server.address)
-    for run in made:
+    for run in runs:
         assert logged(client, run, "loss") == {s: 1 / s for s in range(1, STEPS + 1)}
         assert logged(client, run, "nll") == {s: s / 2 for s in range(1, STEPS + 1)}
-    assert len({client.get_run(run.run_id).info.experiment_id for run in made}) == 1
+    assert len({client.get_run(run.run_id).info.experiment_id for run in runs}) == 1
 
 
 def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
@@ -256,10 +256,10 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
 
     assert tracking.flush(ended, PATIENCE) == 0
     assert set(logged(client, ended, "loss")) == set(range(1, 21))
-    found = client.get_run(ended.run_id)
-    assert found.info.status == "FINISHED"
+    actual = client.get_run(ended.run_id)
+    assert actual.info.status == "FINISHED"
     # Artifacts went through the server: clients need no access to where they lie.
-    assert found.info.artifact_uri.startswith("mlflow-artifacts:")
+    assert actual.info.artifact_uri.startswith("mlflow-artifacts:")
     assert "run.json" in {file.path for file in client.list_artifacts(ended.run_id)}
     assert list((server.folder / "artifacts").rglob("model.safetensors"))
 

@@ -438,9 +438,9 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "bundled").symlink_to(prepared)
     monkeypatch.setattr(cluster, "connect", lambda: None)
-    monkeypatch.setattr(cluster, "room", lambda *_: (1, 1))
+    monkeypatch.setattr(cluster, "plan_capacity", lambda *_: (1, 1))
     monkeypatch.setattr(cluster, "fit", lambda _, run, __: train(run, ProcessGroup()))
-    monkeypatch.setattr(cluster, "waits_for", lambda *_: "")
+    monkeypatch.setattr(cluster, "describe_missing_resources", lambda *_: "")
     monkeypatch.setattr(
         "attune.platform.data.dataset_folder.read_samples",
         lambda *arguments: read_samples(*arguments).head(40),

@@ -34,8 +34,8 @@ def test_editable_install_reads_the_folders():
     code = (
         "import attune.platform.core.errors as e, attune.models as m; print(e.__file__, m.__file__)"
     )
-    found = run(sys.executable, "-c", code, cwd=ROOT).split()
-    assert found == [str(ROOT / "platform/core/errors.py"), str(ROOT / "models/__init__.py")]
+    actual = run(sys.executable, "-c", code, cwd=ROOT).split()
+    assert actual == [str(ROOT / "platform/core/errors.py"), str(ROOT / "models/__init__.py")]
 
 
 def test_every_folder_with_python_is_packaged():

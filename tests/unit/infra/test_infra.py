@@ -48,13 +48,13 @@ def strict(schema):
         return [strict(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: strict(value) for key, value in schema.items()}
+    closed = {key: strict(value) for key, value in schema.items()}
     if schema.get("x-kubernetes-int-or-string"):
-        made["type"] = ["integer", "string"]
-        made.pop("anyOf", None)
+        closed["type"] = ["integer", "string"]
+        closed.pop("anyOf", None)
     if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
-        made["additionalProperties"] = bool(schema.get("x-kubernetes-preserve-unknown-fields"))
-    return made
+        closed["additionalProperties"] = bool(schema.get("x-kubernetes-preserve-unknown-fields"))
+    return closed
 
 
 def resource_schema(schemas, kind):
@@ -216,8 +216,8 @@ def options_of(program, words):
         assert words[0] in command.commands, words
         command, words = command.commands[words[0]], words[1:]
     known = {option for parameter in command.params for option in parameter.opts}
-    given = {word.split("=")[0] for word in words if word.startswith("--") and word != "--"}
-    return given - known
+    options = {word.split("=")[0] for word in words if word.startswith("--") and word != "--"}
+    return options - known
 
 
 def test_commands_and_their_options_exist():
@@ -253,12 +253,12 @@ def test_deepspeed_takes_the_settings(scale):
     extra = engine.read_deepspeed_settings(scale)
     stage = extra[engine.ZERO]["stage"]
     training = settings.TrainingConfig(gradient_clipping=2.0, accumulation=3)
-    made = DeepSpeedConfig(engine.deepspeed_settings(training, zero=stage, extra=extra))
-    assert made.zero_config.stage == stage
-    assert (made.gradient_clipping, made.gradient_accumulation_steps) == (2.0, 3)
+    config = DeepSpeedConfig(engine.deepspeed_settings(training, zero=stage, extra=extra))
+    assert config.zero_config.stage == stage
+    assert (config.gradient_clipping, config.gradient_accumulation_steps) == (2.0, 3)
     for key, value in extra[engine.ZERO].items():
         if not isinstance(value, dict):
-            assert getattr(made.zero_config, key) == value
+            assert getattr(config.zero_config, key) == value
 
 
 def trained(prepared, name, **asked):
@@ -278,13 +278,13 @@ def home(tmp_path, monkeypatch):
 def test_spread_and_offloaded_weights_learn_the_same(prepared):
     _, expected = trained(prepared, "plain")
     for scale, stage in (("one-gpu-offload", 2), ("many-nodes", 3)):
-        run, found = trained(prepared, scale, overrides={"deepspeed": scale})
+        run, actual = trained(prepared, scale, overrides={"deepspeed": scale})
         assert run.zero == stage
         assert (
             engine.load_deepspeed_settings(run.folder)[engine.ZERO]["offload_optimizer"]["device"]
             == "cpu"
         )
-        assert found == pytest.approx(expected, rel=1e-4)
+        assert actual == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(

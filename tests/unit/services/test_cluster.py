@@ -5,7 +5,7 @@ import pytest
 from attune.platform.core.errors import UsageError
 from attune.platform.runs.record import Run, read_run
 from attune.platform.services import cluster, stack
-from attune.platform.services.cluster import _shared
+from attune.platform.services.cluster import _share_cores
 from attune.platform.training import driver
 
 
@@ -23,7 +23,7 @@ from attune.platform.training import driver
     ],
 )
 def test_everyone_gets_as_much_as_all_can_have(machines, workers, runs, at_once, cores):
-    assert _shared(machines, workers, runs) == (at_once, cores)
+    assert _share_cores(machines, workers, runs) == (at_once, cores)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_everyone_gets_as_much_as_all_can_have(machines, workers, runs, at_once,
     [([8], 1, 3, 2, 3), ([8], 2, 3, 2, 2), ([2], 1, 2, 4, 1), ([4, 4], 1, 9, 3, 2)],
 )
 def test_cores_that_were_asked_for(machines, workers, runs, asked, at_once):
-    assert _shared(machines, workers, runs, asked) == (at_once, asked)
+    assert _share_cores(machines, workers, runs, asked) == (at_once, asked)
 
 
 def test_a_job_server_is_no_head(monkeypatch):
@@ -55,6 +55,6 @@ def test_a_run_that_finds_no_cluster_has_failed(tmp_path, monkeypatch):
     run.write()
     with pytest.raises(UsageError, match="job server"):
         driver.train(run)
-    found = read_run(tmp_path)
-    assert (found.status, found.run_id) == ("failed", None)
-    assert "job server" in found.error
+    stored = read_run(tmp_path)
+    assert (stored.status, stored.run_id) == ("failed", None)
+    assert "job server" in stored.error

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from attune.jobs import cli, unpack
-from attune.jobs.jobs import _again
+from attune.jobs.jobs import _resume_command
 from attune.jobs.submit import _named, _option, _parsed
 from attune.platform.core.commit import VARIABLE, commit
 from attune.platform.core.errors import UsageError
@@ -15,7 +15,7 @@ from attune.platform.core.logging import JOB, TRIAL, job_environment
 from attune.platform.runs.log import LINES, log_file, write_log
 from attune.platform.runs.record import Run, all_runs
 from attune.platform.services import jobs
-from attune.platform.services.cluster import unmet
+from attune.platform.services.cluster import describe_shortage
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "free", "said"),
+    ("wanted", "free", "expected"),
     [
         ({"CPU": 2.0}, {}, "2 CPUs: 0 of 2 free"),
         ({"CPU": 1.0}, {"CPU": 0.5}, "1 CPU: 0.5 of 2 free"),
@@ -33,8 +33,8 @@ def home(tmp_path, monkeypatch):
         ({"CPU": 2.0}, {"CPU": 2.0}, "2 CPUs: 2 of 2 free"),  # on two machines, say
     ],
 )
-def test_what_a_job_waits_for(wanted, free, said):
-    assert unmet(wanted, free, {"CPU": 2.0}) == said
+def test_what_a_job_waits_for(wanted, free, expected):
+    assert describe_shortage(wanted, free, {"CPU": 2.0}) == expected
 
 
 def attune(*arguments, capsys, monkeypatch):
@@ -45,7 +45,7 @@ def attune(*arguments, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("submit", "--", "trian", "mime"), "did you mean 'train'?"),
         (("submit", "--", "up"), "unknown command 'up'"),
@@ -62,11 +62,11 @@ def attune(*arguments, capsys, monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("home")
-def test_what_is_wrong_is_said_before_there_is_a_job(arguments, said, capsys, monkeypatch):
+def test_wrong_arguments_are_reported_before_submission(arguments, expected, capsys, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    code, told = attune(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+    code, errors = attune(*arguments, capsys=capsys, monkeypatch=monkeypatch)
     assert code == 2
-    assert said in told
+    assert expected in errors
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_a_run_or_sweep_has_its_name_before_it_begins(home, parsed):
     for number in (1, 2):  # the second is submitted before the first has begun
         expected = [*train, "--name", f"dummy-bundled-{number}"]
         assert _named(train, parsed(train)) == expected
-    given = ["train", "dummy", "--data", "some/folder"]
-    assert _named(given, parsed(given))[-1] == "dummy-folder-1"
+    with_data = ["train", "dummy", "--data", "some/folder"]
+    assert _named(with_data, parsed(with_data))[-1] == "dummy-folder-1"
     tune = ["tune", "dummy", "--space", "optimizer"]
     assert _named(tune, parsed(tune)) == [*tune, "--name", "tune-dummy-1"]
     for other in (
@@ -111,8 +111,8 @@ def test_data_is_shipped_by_what_it_holds_and_kept(tmp_path, home, monkeypatch):
     assert (home / jobs.UPLOADS).is_dir()
     for path, content in ((folder, "a"), (file, "b")):
         place = places[str(path)]
-        found = os.path.join(place, "a.txt") if path.is_dir() else place  # noqa: PTH118
-        with open(found) as there:  # noqa: PTH123
+        unpacked = os.path.join(place, "a.txt") if path.is_dir() else place  # noqa: PTH118
+        with open(unpacked) as there:  # noqa: PTH123
             assert there.read() == content
     (folder / "a.txt").write_text("changed")
     assert jobs.pack([folder], tmp_path / "changed", "x")[1] != {
@@ -125,10 +125,10 @@ def test_data_is_shipped_by_what_it_holds_and_kept(tmp_path, home, monkeypatch):
 
 def test_the_server_that_is_meant(home, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert jobs.address_of(None) == jobs.JOB_SERVER
+    assert jobs.resolve_address(None) == jobs.JOB_SERVER
     monkeypatch.setenv("RAY_ADDRESS", "http://head:1")
-    assert jobs.address_of(None) == "http://head:1"
-    assert jobs.address_of("http://other:2") == "http://other:2"
+    assert jobs.resolve_address(None) == "http://head:1"
+    assert jobs.resolve_address("http://other:2") == "http://other:2"
     assert not home.exists()  # to ask leaves nothing behind
 
 
@@ -155,7 +155,7 @@ def test_a_job_knows_its_commit_and_how_to_go_on(home, monkeypatch):
     assert commit() == "abc"
     job = jobs.Job(id="j", state="STOPPED", began=0, **sent["metadata"])
     again = "attune submit --address http://head:8265 --upload 'my data' -- "
-    assert _again(job) == f"{again}train dummy --data 'my data' --name mine --resume"
+    assert _resume_command(job) == f"{again}train dummy --data 'my data' --name mine --resume"
 
 
 def test_log_lines_carry_all_ids(tmp_path, monkeypatch):

@@ -47,9 +47,9 @@ def test_starting_twice_is_harmless_and_what_died_is_started_again(ports):
     os.kill(first[stack.RAY].pid, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(first[stack.RAY].pid)], 10)
     assert "not running" in first[stack.RAY].problem()
-    said = []
-    again = stack.up(ports, report=said.append)
-    assert said == ["ray has died: starting it again", "starting ray ..."]
+    messages = []
+    again = stack.up(ports, report=messages.append)
+    assert messages == ["ray has died: starting it again", "starting ray ..."]
     assert again[stack.MLFLOW] == first[stack.MLFLOW]
     assert again[stack.RAY].pid != first[stack.RAY].pid
     assert first[stack.RAY].processes() == []  # what the dead one had started is gone, too
@@ -57,8 +57,8 @@ def test_starting_twice_is_harmless_and_what_died_is_started_again(ports):
 
 def test_exactly_what_was_started_is_stopped(ports):
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    found = stack.up(ports)
-    ours = [process for part in found.values() for process in part.processes()]
+    parts = stack.up(ports)
+    ours = [process for part in parts.values() for process in part.processes()]
     assert len(ours) == 4  # with a child each, in a session of its own
     assert [part.name for part in stack.down()] == [stack.RAY, stack.MLFLOW]
     assert not any(process.is_running() for process in ours)

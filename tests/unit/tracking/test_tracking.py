@@ -112,10 +112,10 @@ def steps(client, run, key="loss"):
 
 def table(client, run):
     """The sample answers as MLflow's page finds them."""
-    found = client.get_run(run.run_id)
-    [shown] = json.loads(found.data.tags["mlflow.loggedArtifacts"])
+    actual = client.get_run(run.run_id)
+    [shown] = json.loads(actual.data.tags["mlflow.loggedArtifacts"])
     assert shown["type"] == "table"
-    content = mlflow.artifacts.load_dict(f"{found.info.artifact_uri}/{shown['path']}")
+    content = mlflow.artifacts.load_dict(f"{actual.info.artifact_uri}/{shown['path']}")
     return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
 
@@ -155,49 +155,49 @@ def faults(monkeypatch):
     return Faults(monkeypatch)
 
 
-def test_a_run_shows_what_it_is_made_from(run, client, prepared, home):
+def test_a_run_shows_its_settings_and_data(run, client, prepared, home):
     assert read_run(run.folder).run_id == run.run_id
     assert run.tracking == f"sqlite:///{home}/mlflow.db"
     experiment = client.get_experiment_by_name("dummy")
     assert "Dummy" in experiment.tags["mlflow.note.content"]
     assert experiment.artifact_location == (home / "mlartifacts/dummy").as_uri()
-    found = client.get_run(run.run_id)
-    assert found.info.experiment_id == experiment.experiment_id
-    assert (found.info.run_name, found.info.status) == (run.name, "RUNNING")
+    actual = client.get_run(run.run_id)
+    assert actual.info.experiment_id == experiment.experiment_id
+    assert (actual.info.run_name, actual.info.status) == (run.name, "RUNNING")
     expected = {
         "width": "32", "learning_rate": "0.001", "word_vectors": "none", "deep.a": "[1, 2]",
         "preset": "tiny", "seed": "0", "workers": "1", "zero": "0", "data": "bundled",
         "max_steps": "none", "max_minutes": "none", "init": "none", "track_checkpoint": "true",
     }  # fmt: skip
-    assert found.data.params == expected
-    tags = found.data.tags
+    assert actual.data.params == expected
+    tags = actual.data.tags
     assert tags["mlflow.source.git.commit"] == "c0ffee"
     assert tags["variant"] == "dummy"
     assert tags["data_hash"] == run.data["hash"]
     for part in ("a stand-in for tests", run.command, "bundled", "still running"):
         assert part in tags["mlflow.note.content"]
-    [used] = found.inputs.dataset_inputs
+    [used] = actual.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest) == ("bundled", run.data["hash"][:12])
     assert json.loads(used.dataset.source) == {"uri": str(prepared)}
     assert [(tag.key, tag.value) for tag in used.tags] == [("mlflow.data.context", "training")]
     artifacts = {file.path for file in client.list_artifacts(run.run_id)}
     assert artifacts == {"data_manifest.json", "environment.json"}
-    environment = mlflow.artifacts.load_dict(f"{found.info.artifact_uri}/environment.json")
+    environment = mlflow.artifacts.load_dict(f"{actual.info.artifact_uri}/environment.json")
     assert {"torch", "ray", "deepspeed", "mlflow", "polars"} <= set(environment["packages"])
 
 
-def test_unpaired_text_is_among_what_a_run_is_made_from(new_run, prepared, client):
+def test_unpaired_text_is_among_the_inputs_of_a_run(new_run, prepared, client):
     run = new_run()
     harvest = {"folder": "/data/open", "hash": "0123456789abcdef"}
     run = run.update(
         config={**run.config, "harvest": "open", "harvest_threshold": 0.65},
         data={**run.data, "harvest": harvest},
     )
-    found = client.get_run(tracking.start(run, read_manifest(prepared)).run_id)
-    assert found.data.tags["harvest_hash"] == harvest["hash"]
-    assert "Unpaired text: hash 0123456789ab" in found.data.tags["mlflow.note.content"]
-    assert found.data.params["harvest_threshold"] == "0.65"
-    by_context = {used.tags[0].value: used.dataset for used in found.inputs.dataset_inputs}
+    actual = client.get_run(tracking.start(run, read_manifest(prepared)).run_id)
+    assert actual.data.tags["harvest_hash"] == harvest["hash"]
+    assert "Unpaired text: hash 0123456789ab" in actual.data.tags["mlflow.note.content"]
+    assert actual.data.params["harvest_threshold"] == "0.65"
+    by_context = {used.tags[0].value: used.dataset for used in actual.inputs.dataset_inputs}
     assert set(by_context) == {"training", "unpaired"}
     unpaired = by_context["unpaired"]
     assert (unpaired.name, unpaired.digest) == ("open", "0123456789ab")
@@ -322,7 +322,7 @@ def test_a_store_that_fails_now_and_then_loses_and_doubles_nothing(run, client, 
     assert len(faults.stored) == len(set(faults.stored))
 
 
-def test_a_store_that_stays_away_is_told_later(run, client, faults):
+def test_an_unavailable_store_gets_the_metrics_later(run, client, faults):
     faults.away = True
     write(run, range(1, 31))
     with tracking.Sender(run) as sender:
@@ -347,12 +347,12 @@ def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, m
     tracking.finish(run, answers)
     assert not list(tmp_path.glob("ml*"))  # all of it is in ATTUNE_HOME
     assert "MLFLOW_TRACKING_URI" not in os.environ
-    found = client.get_run(run.run_id)
-    assert found.info.status == "FINISHED"
-    assert found.data.tags["best_step"] == "20"
-    assert "finished; 30 steps in 12 s; best at step 20" in found.data.tags["mlflow.note.content"]
-    assert found.data.metrics["best_valid_loss"] == 2.5
-    assert "best_valid_accuracy" not in found.data.metrics
+    actual = client.get_run(run.run_id)
+    assert actual.info.status == "FINISHED"
+    assert actual.data.tags["best_step"] == "20"
+    assert "finished; 30 steps in 12 s; best at step 20" in actual.data.tags["mlflow.note.content"]
+    assert actual.data.metrics["best_valid_loss"] == 2.5
+    assert "best_valid_accuracy" not in actual.data.metrics
     [checkpoint] = client.list_artifacts(run.run_id, "checkpoints/00000030")
     assert checkpoint.path.endswith("standing.json")
     files = {file.path for file in client.list_artifacts(run.run_id)}
@@ -361,17 +361,17 @@ def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, m
 
     [version] = client.search_model_versions("name='dummy'")
     assert version.run_id == run.run_id
-    [output] = found.outputs.model_outputs
+    [output] = actual.outputs.model_outputs
     logged = client.get_logged_model(output.model_id)
     assert {metric.key for metric in logged.metrics} == {"best_valid_loss", "best_valid_perplexity"}
     shutil.rmtree(run.model)  # what MLflow has is enough
     monkeypatch.setenv("MLFLOW_TRACKING_URI", run.tracking)
     loaded = mlflow.pyfunc.load_model(f"models:/dummy/{version.version}")
     asked = [{"context": ["My dog died.", "Oh.", "Yes."]}, {"context": "I won!"}]
-    said = loaded.predict(asked)
+    predicted = loaded.predict(asked)
     model = next(tmp_path.rglob("mlartifacts/**/model.safetensors")).parent
     expected = Responder(model).respond([["My dog died.", "Oh.", "Yes."], ["I won!"]])
-    assert said == [answer.text for answer in expected]
+    assert predicted == [answer.text for answer in expected]
 
 
 def test_a_resumed_run_stays_one_and_says_nothing_twice(run, client):
@@ -413,11 +413,11 @@ def test_an_evaluation_is_added_to_the_run(run, client, tmp_path):
     pl.DataFrame({"answer": ["oh"]}).write_parquet(answers)
     metrics = {"perplexity": 30.0, "bleu": 2.0, "emotion_accuracy": None}
     tracking.log_evaluation(run, "test", "greedy", metrics, answers)
-    found = client.get_run(run.run_id)
-    assert found.info.status == "FINISHED"
-    logged = {key: value for key, value in found.data.metrics.items() if key.startswith("test/")}
+    actual = client.get_run(run.run_id)
+    assert actual.info.status == "FINISHED"
+    logged = {key: value for key, value in actual.data.metrics.items() if key.startswith("test/")}
     assert logged == {"test/perplexity": 30.0, "test/bleu": 2.0}
-    assert found.data.tags["test/decode"] == "greedy"
+    assert actual.data.tags["test/decode"] == "greedy"
     [file] = client.list_artifacts(run.run_id, "answers")
     assert file.path == "answers/test-greedy.parquet"
 
