@@ -97,8 +97,8 @@ class Model:
         )
         if self.encoder is None:
             return columns
-        encode = subword_columns if SUBWORDS in requirements.columns else encoder_columns
-        return {**columns, **encode(self.encoder, samples)}
+        encoder_input = subword_columns if SUBWORDS in requirements.columns else encoder_columns
+        return {**columns, **encoder_input(self.encoder, samples)}
 
     @property
     def layout(self) -> Layout:
