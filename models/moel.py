@@ -1,18 +1,19 @@
 """MoEL: a mixture of empathetic listeners (Lin et al. 2019).
 
-The state of `<cls>` is the query to one learned key an emotion; the softmax of the products is the
-emotion's distribution, trained with cross-entropy. A listener is a decoder block that reads the
-context: one that all emotions share, and one for each. The emotions' listeners are summed with the
-distribution as weights, the shared one is added, and a last decoder, the meta listener, which
-attends to the context too, makes the words. Early in training the true emotion's listener alone is
-heard with a probability that decays with the steps, so that listeners become different at all.
+The state of `<cls>` is the query q and each emotion has a learned key k_i; p = softmax(q k_i) is
+the distribution of the emotion, trained with cross-entropy. A listener is a decoder layer that
+attends to the context; there is one for each emotion and one that all emotions share. The output of
+the shared listener and the emotions' outputs weighted by p are summed, and a last decoder, the meta
+listener, which also attends to the context, predicts the words. Early in training the mixture
+consists of the true emotion's listener alone, with a probability that decays with the steps, so
+that the listeners specialise.
 
-Only the likeliest `top_k` emotions are heard, with their weights made to sum to 1. Listeners whose
+Only the `top_k` most likely emotions have a weight, renormalised to sum to 1. Listeners whose
 weight is exactly 0 are not computed, which changes neither result nor gradient.
 
-Deviations: as in `transformer.py`; whether the true emotion is heard is drawn for each sample,
-where the public code draws once a batch; the feed-forward of the listeners is as wide as asked for,
-rounded up to a multiple of 4, which their joint product needs.
+Deviations: as in `transformer.py`; whether the true emotion is used is sampled per sample, where
+the public code samples once per batch; the inner width of the listeners' feed-forward is rounded up
+to a multiple of 4, as the grouped matrix product requires.
 """
 
 import math
@@ -44,66 +45,68 @@ from attune.models.transformer import EmbeddedBatch
 
 @dataclass(frozen=True, kw_only=True)
 class MoelConfig(MultitaskConfig):
-    """The Transformer's, and who is heard."""
+    """Settings of Multi-TRS and of the listeners' weights."""
 
     top_k: int = 5
-    """Listeners that are heard; 0 hears all."""
+    """Number of listeners with a weight above 0; 0 uses all."""
     true_emotion_decay: float = 10_000.0
-    """Steps in which the probability that the true emotion's listener is heard alone falls from 1
-    to 1/e; 0 never does so."""
+    """Steps in which the probability of using only the true emotion's listener in training falls
+    from 1 to 1/e; 0 never uses it."""
 
     def __post_init__(self) -> None:
         for name in ("top_k", "true_emotion_decay"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: at least 0 is expected")
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
-    """Which row goes to which listener; the rows of one listener are computed together."""
+class Routing:
+    """Which row belongs to which listener; the rows of one listener are computed together."""
 
     ends: Tensor
-    """(L,) where each listener's rows end, rows being in the order of the listeners."""
+    """(L,) the end of each listener's rows when the rows are sorted by listener."""
     order: Tensor | None = None
-    """(P,) the row at each place of that order; None where rows stand in it."""
+    """(P,) the permutation that sorts the rows; None where they are sorted already."""
 
     @classmethod
-    def to(cls, listeners: Tensor, count: int) -> "Route":
-        """For rows in any order: (P,) the listener of each."""
+    def from_listeners(cls, listeners: Tensor, count: int) -> "Routing":
+        """Route rows in any order, given the listener of each, (P,)."""
         ends = torch.bincount(listeners, minlength=count).cumsum(dim=0)
         return cls(ends=ends, order=listeners.argsort(stable=True))
 
 
 class ListenerLinear(nn.Module):
-    """A linear layer for each listener, as one grouped product."""
+    """A linear layer for each listener, computed as one grouped matrix product."""
 
-    def __init__(self, num_listeners: int, inside: int, outside: int, *, bias: bool = False):
+    def __init__(
+        self, num_listeners: int, input_width: int, output_width: int, *, bias: bool = False
+    ):
         super().__init__()
-        assert inside % 4 == outside % 4 == 0, "grouped products want rows of whole 16 bytes"
-        bound = inside**-0.5  # as nn.Linear begins
-        self.weight = nn.Parameter(torch.empty(num_listeners, inside, outside))
+        assert input_width % 4 == output_width % 4 == 0, "grouped_mm needs rows aligned to 16 bytes"
+        bound = input_width**-0.5  # the initialisation of nn.Linear
+        self.weight = nn.Parameter(torch.empty(num_listeners, input_width, output_width))
         nn.init.uniform_(self.weight, -bound, bound)
-        self.bias = nn.Parameter(torch.zeros(num_listeners, outside)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(num_listeners, output_width)) if bias else None
 
-    def forward(self, rows: Tensor, route: Route) -> Tensor:
-        """(P, T, inside) -> (P, T, outside)."""
+    def forward(self, rows: Tensor, routing: Routing) -> Tensor:
+        """(P, T, input width) -> (P, T, output width)."""
         count, length, _ = rows.shape
-        if route.order is not None:
-            rows = rows[route.order]
-        ends = (route.ends * length).to(torch.int32)
+        if routing.order is not None:
+            rows = rows[routing.order]
+        ends = (routing.ends * length).to(torch.int32)
         with torch.autocast(rows.device.type, enabled=False):
             flat = rows.to(self.weight.dtype).reshape(count * length, -1)
-            made = F.grouped_mm(flat, self.weight, offs=ends)
-        if made.requires_grad:
-            made.register_hook(Tensor.contiguous)  # what its own backward asks for
+            output = F.grouped_mm(flat, self.weight, offs=ends)
+        if output.requires_grad:
+            output.register_hook(Tensor.contiguous)  # its backward requires contiguous gradients
         if self.bias is not None:
-            made = made + self.bias.repeat_interleave(_counts(route.ends) * length, dim=0)
-        made = made.unflatten(0, (count, length))
-        return made if route.order is None else made[route.order.argsort()]
+            output = output + self.bias.repeat_interleave(_count_rows(routing.ends) * length, dim=0)
+        output = output.unflatten(0, (count, length))
+        return output if routing.order is None else output[routing.order.argsort()]
 
 
 class ListenerNorm(nn.Module):
-    """Layer normalisation with each listener's own scale and shift."""
+    """Layer normalisation with a scale and a shift for each listener."""
 
     def __init__(self, num_listeners: int, width: int):
         super().__init__()
@@ -117,67 +120,73 @@ class ListenerNorm(nn.Module):
 
 
 class Listeners(nn.Module):
-    """One decoder layer an emotion, all of them at once; P rows are pairs of sample and listener.
+    """A decoder layer for each emotion, all computed at once.
 
-    Read beside `DecoderLayer`, whose steps it takes.
+    Each of the P rows is a pair of sample and listener. The steps are those of `DecoderLayer`.
     """
 
     def __init__(self, count: int, config: MoelConfig):
         super().__init__()
         width, depth, inner = config.width, config.key_depth, -(-config.filter_width // 4) * 4
-        self.count, self.num_heads, self.dropout_share = count, config.num_heads, config.dropout
+        self.count, self.num_heads, self.dropout_rate = count, config.num_heads, config.dropout
         self.self_norm = ListenerNorm(count, width)
         self.cross_norm = ListenerNorm(count, width)
         self.feed_forward_norm = ListenerNorm(count, width)
-        self.self_in = ListenerLinear(count, width, 3 * depth)  # queries, keys, values
+        self.self_qkv = ListenerLinear(count, width, 3 * depth)
         self.self_out = ListenerLinear(count, depth, width)
-        self.cross_in = ListenerLinear(count, width, depth)
-        self.cross_source = ListenerLinear(count, width, 2 * depth)  # keys, values
+        self.cross_queries = ListenerLinear(count, width, depth)
+        self.cross_kv = ListenerLinear(count, width, 2 * depth)
         self.cross_out = ListenerLinear(count, depth, width)
-        self.wider = ListenerLinear(count, width, inner, bias=True)
-        self.narrower = ListenerLinear(count, inner, width, bias=True)
+        self.feed_forward_in = ListenerLinear(count, width, inner, bias=True)
+        self.feed_forward_out = ListenerLinear(count, inner, width, bias=True)
         self.dropout = nn.Dropout(config.dropout)
 
-    def project_kv(self, source: Tensor, route: Route) -> tuple[Tensor, Tensor]:
-        """Keys and values (P, H, S, D/H) of the source (P, S, D)."""
-        keys, values = self._split_heads(self.cross_source(source, route), 2)
+    def project_kv(self, source: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Return the keys and values (P, H, S, D/H) of the source (P, S, D)."""
+        keys, values = self._split_heads(self.cross_kv(source, routing), 2)
         return keys, values
 
     def forward(
-        self, hidden: Tensor, listeners: Tensor, route: Route, source: tuple[Tensor, Tensor],
+        self, hidden: Tensor, listeners: Tensor, routing: Routing, source: tuple[Tensor, Tensor],
         mask: Tensor, past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-        """(P, T, D) -> the same and the keys and values so far."""
+        """Return the outputs V_i (P, T, D), and the keys and values of all positions so far.
+
+        `listeners` (P,) is the listener of each row; `source` holds the context's keys and values.
+        """
         normed = self.self_norm(hidden, listeners)
-        queries, keys, values = self._split_heads(self.self_in(normed, route), 3)
+        queries, keys, values = self._split_heads(self.self_qkv(normed, routing), 3)
         if past is not None:
             keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
-        looked = self._attended(queries, keys, values, causal=past is None)
-        hidden = hidden + self.dropout(self.self_out(looked, route))
-        [queries] = self._split_heads(self.cross_in(self.cross_norm(hidden, listeners), route), 1)
-        looked = self._attended(queries, *source, mask)
-        hidden = hidden + self.dropout(self.cross_out(looked, route))
-        inner = self.wider(self.feed_forward_norm(hidden, listeners), route).relu()
-        return hidden + self.dropout(self.narrower(self.dropout(inner), route)), (keys, values)
+        attended = self._attend(queries, keys, values, causal=past is None)
+        hidden = hidden + self.dropout(self.self_out(attended, routing))
+        normed = self.cross_norm(hidden, listeners)
+        [queries] = self._split_heads(self.cross_queries(normed, routing), 1)
+        attended = self._attend(queries, *source, mask)
+        hidden = hidden + self.dropout(self.cross_out(attended, routing))
+        normed = self.feed_forward_norm(hidden, listeners)
+        inner = self.dropout(self.feed_forward_in(normed, routing).relu())
+        return hidden + self.dropout(self.feed_forward_out(inner, routing)), (keys, values)
 
     def _split_heads(self, tensor: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(P, T, parts D) -> as many (P, H, T, D/H)."""
+        """(P, T, parts * D) -> as many tensors (P, H, T, D/H)."""
         split = tensor.unflatten(-1, (parts, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return split.unbind()
 
-    def _attended(
+    def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
         *, causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        share = self.dropout_share if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=causal
+        """Return the attended values of all heads side by side, (P, T, D)."""
+        dropout = self.dropout_rate if self.training else 0.0
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal
         )
-        return mixed.transpose(1, 2).flatten(2)
+        return attended.transpose(1, 2).flatten(2)
 
 
 class Moel(MultiTransformer):
-    """A listener for each emotion, heard as much as the emotion is likely."""
+    """A listener for each emotion, weighted by the emotion's probability."""
 
     system = "MoEL"
     paper = "Lin et al. 2019"
@@ -199,131 +208,149 @@ class Moel(MultiTransformer):
     def __init__(self, config: MoelConfig, data_info: DataInfo):
         super().__init__(config, data_info)
         shape = (config.width, config.num_heads, config.key_depth, config.filter_width)
-        self.classifier = nn.Linear(config.width, len(data_info.emotions), bias=False)  # the keys
-        self.shared = DecoderLayer(*shape, config.dropout)
+        self.classifier = nn.Linear(config.width, len(data_info.emotions), bias=False)  # k_i
+        self.shared_listener = DecoderLayer(*shape, config.dropout)
         self.listeners = Listeners(len(data_info.emotions), config)
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Both from one reading of the context."""
+        """Return the unweighted terms: the response's and the emotion's negative
+        log-likelihood."""
         batch = batches[PAIRED]
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        logits = self.classifier(source[:, 0])
-        heard = self.heard(logits)
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)  # (B, S, D)
+        emotion_logits = self.classifier(hidden[:, 0])
+        weights = self.listener_weights(emotion_logits)
         if self.training:
-            heard = self._with_true_emotions(heard, batch["emotion"], progress)
+            weights = self._mix_true_emotions(weights, batch["emotion"], progress)
+        decoded = self.decode(embedded, hidden, weights)
         return {
-            "nll": self.compute_nll(batch, self.decode(words, source, heard), words),
-            "emotion": emotion_loss(logits, batch),
+            "nll": self.compute_nll(batch, decoded, embedded),
+            "emotion": emotion_loss(emotion_logits, batch),
         }
 
-    def heard(self, logits: Tensor) -> Tensor:
-        """(B, emotions) how much each listener is heard: a distribution over the likeliest."""
-        count = self._num_heard()
-        kept, which = logits.topk(count, dim=-1)
-        return torch.zeros_like(logits).scatter(1, which, kept.softmax(dim=-1))
+    def listener_weights(self, emotion_logits: Tensor) -> Tensor:
+        """Return the listeners' weights (B, emotions): p over the top emotions, 0 elsewhere."""
+        logits, emotions = emotion_logits.topk(self._num_active(), dim=-1)
+        return torch.zeros_like(emotion_logits).scatter(1, emotions, logits.softmax(dim=-1))
 
-    def _num_heard(self) -> int:
+    def _num_active(self) -> int:
+        """Return how many listeners of a sample have a weight above 0."""
         return min(self.config.top_k or self.listeners.count, self.listeners.count)
 
-    def _with_true_emotions(self, heard: Tensor, emotion: Tensor, progress: Progress) -> Tensor:
-        """The same, with the true emotion alone for some of the samples, ever fewer."""
+    def _mix_true_emotions(self, weights: Tensor, emotion: Tensor, progress: Progress) -> Tensor:
+        """Replace the weights (B, emotions) of some samples by the one-hot true emotion, of fewer
+        with each step."""
         if not self.config.true_emotion_decay:
-            return heard
-        chance = math.exp(-progress.step / self.config.true_emotion_decay)
-        told = (torch.rand(len(heard), device=heard.device) < chance) & (emotion >= 0)
-        alone = F.one_hot(emotion.clamp(min=0), heard.shape[1]).to(heard.dtype)
-        return torch.where(told[:, None], alone, heard)
+            return weights
+        probability = math.exp(-progress.step / self.config.true_emotion_decay)
+        use_truth = torch.rand(len(weights), device=weights.device) < probability
+        one_hot = F.one_hot(emotion.clamp(min=0), weights.shape[1]).to(weights.dtype)
+        return torch.where((use_truth & (emotion >= 0))[:, None], one_hot, weights)
 
-    def decode(self, words: EmbeddedBatch, source: Tensor, heard: Tensor | None = None) -> Tensor:
-        """Hidden states (B, T, D) of the meta listener."""
-        if heard is None:
-            heard = self.heard(self.classifier(source[:, 0]))
-        hidden: Tensor = self.decoder(
-            self._said(words, source, heard), source, words.attention_mask
-        )
-        return hidden
+    def decode(
+        self, embedded: EmbeddedBatch, hidden: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Return the meta listener's hidden states (B, T, D), teacher-forced; the listeners'
+        weights are the predicted ones unless given."""
+        if weights is None:
+            weights = self.listener_weights(self.classifier(hidden[:, 0]))
+        v_m = self._mix_listeners(embedded, hidden, weights)
+        decoded: Tensor = self.decoder(v_m, hidden, embedded.attention_mask)
+        return decoded
 
-    def _said(self, words: EmbeddedBatch, source: Tensor, heard: Tensor) -> Tensor:
-        """(B, T, D) what the meta listener is told: the shared listener and the others' mixture."""
-        listener, sample = heard.t().nonzero(as_tuple=True)  # pairs in the order of listeners
-        route = Route(ends=(heard != 0).sum(dim=0).cumsum(dim=0))
-        said, _ = self.listeners(
-            words.decoder_inputs.index_select(0, sample), listener, route,
-            self.listeners.project_kv(source.index_select(0, sample), route),
-            words.attention_mask.index_select(0, sample),
-        )  # fmt: skip
-        together, _ = self.shared(
-            words.decoder_inputs, self.shared.project_kv(source), words.attention_mask
+    def _mix_listeners(self, embedded: EmbeddedBatch, hidden: Tensor, weights: Tensor) -> Tensor:
+        """Return V_M (B, T, D), the shared listener's output plus the weighted sum of the
+        others'."""
+        listener, sample = weights.t().nonzero(as_tuple=True)  # (P,) pairs, sorted by listener
+        routing = Routing(ends=(weights != 0).sum(dim=0).cumsum(dim=0))
+        v_i, _ = self.listeners(
+            embedded.decoder_inputs.index_select(0, sample), listener, routing,
+            self.listeners.project_kv(hidden.index_select(0, sample), routing),
+            embedded.attention_mask.index_select(0, sample),
+        )  # fmt: skip  # (P, T, D)
+        v_0, _ = self.shared_listener(
+            embedded.decoder_inputs,
+            self.shared_listener.project_kv(hidden),
+            embedded.attention_mask,
         )
-        weighed = said * heard[sample, listener][:, None, None]
-        return together.index_add(0, sample, weighed)
+        weighted: Tensor = v_i * weights[sample, listener][:, None, None]
+        v_m: Tensor = v_0.index_add(0, sample, weighted)
+        return v_m
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Every listener's memory of the source; a sample's listeners stand in its own row."""
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        weights, listeners = self.heard(self.classifier(source[:, 0])).topk(
-            self._num_heard(), dim=-1
+        """Return the decoding state: the context's keys and values for each active listener, and
+        the listeners' weights, (B, active) each."""
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)
+        weights, listeners = self.listener_weights(self.classifier(hidden[:, 0])).topk(
+            self._num_active(), dim=-1
         )
         count = listeners.shape[1]
-        route = Route.to(listeners.flatten(), self.listeners.count)
-        memory = self.listeners.project_kv(source.repeat_interleave(count, dim=0), route)
+        routing = Routing.from_listeners(listeners.flatten(), self.listeners.count)
+        source = self.listeners.project_kv(hidden.repeat_interleave(count, dim=0), routing)
         return {
-            "meta": self.decoder.init_state(source, words.attention_mask),
-            "shared": list(self.shared.project_kv(source)),
+            "meta": self.decoder.init_state(hidden, embedded.attention_mask),
+            "shared_source": list(self.shared_listener.project_kv(hidden)),
             "listeners": listeners,
             "weights": weights,
-            "memory": [part.unflatten(0, (-1, count)) for part in memory],
+            "listener_source": [part.unflatten(0, (-1, count)) for part in source],
             "past": None,
         }
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more token, heard by all."""
+        """Advance all listeners and the meta listener by one token."""
         meta, listeners = state["meta"], state["listeners"]
         rows, count = listeners.shape
         embedded, mask = self.embed_next(tokens, meta["length"]), meta["mask"]
         past = state["past"] or {"shared": None, "listeners": None}
-        together, shared_past = self.shared(embedded, tuple(state["shared"]), mask, past["shared"])
-        said, own_past = self.listeners(
+        v_0, shared_past = self.shared_listener(
+            embedded, tuple(state["shared_source"]), mask, past["shared"]
+        )
+        v_i, listener_past = self.listeners(
             embedded.repeat_interleave(count, dim=0),
             listeners.flatten(),
-            Route.to(listeners.flatten(), self.listeners.count),
-            tuple(part.flatten(0, 1) for part in state["memory"]),
+            Routing.from_listeners(listeners.flatten(), self.listeners.count),
+            tuple(part.flatten(0, 1) for part in state["listener_source"]),
             mask.repeat_interleave(count, dim=0),
             past["listeners"] and tuple(part.flatten(0, 1) for part in past["listeners"]),
         )
-        mixed = (said.unflatten(0, (rows, count)) * state["weights"][:, :, None, None]).sum(dim=1)
-        hidden, meta = self.decoder.step(together + mixed, meta)
+        weighted = v_i.unflatten(0, (rows, count)) * state["weights"][:, :, None, None]
+        decoded, meta = self.decoder.step(v_0 + weighted.sum(dim=1), meta)
         past = {
             "shared": list(shared_past),
-            "listeners": [part.unflatten(0, (rows, count)) for part in own_past],
+            "listeners": [part.unflatten(0, (rows, count)) for part in listener_past],
         }
-        return self.output.logits(hidden), {**state, "meta": meta, "past": past}
+        return self.output.logits(decoded), {**state, "meta": meta, "past": past}
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """The emotion, who is heard how much, and where the meta listener looks."""
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        heard = self.heard(self.classifier(source[:, 0]))
+        """Explain by the emotion, the listeners' weights, and the meta listener's attention to each
+        word, averaged over the response."""
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)
+        weights = self.listener_weights(self.classifier(hidden[:, 0]))
         attention_weights = self.decoder.attention_weights(
-            self._said(words, source, heard), source, words.attention_mask
-        )
-        counted = words.response_mask[:, :, None]
-        attention = (attention_weights * counted).sum(dim=1) / counted.sum(dim=1)  # (B, S)
-        shares = [dict(zip(self.data_info.emotions, row, strict=True)) for row in heard.tolist()]
+            self._mix_listeners(embedded, hidden, weights), hidden, embedded.attention_mask
+        )  # (B, T, S)
+        mask = embedded.response_mask[:, :, None]
+        attention = (attention_weights * mask).sum(dim=1) / mask.sum(dim=1)  # (B, S)
+        by_emotion = [
+            dict(zip(self.data_info.emotions, row, strict=True)) for row in weights.tolist()
+        ]
         return [
             replace(
                 explanation,
-                listeners={name: share for name, share in listeners.items() if share},
-                by_word={"attention": on_words},
+                listeners={name: weight for name, weight in listeners.items() if weight},
+                by_word={"attention": word_attention},
             )
-            for explanation, listeners, on_words in zip(
-                super().explain(batch), shares, self.select_words(attention, words), strict=True
+            for explanation, listeners, word_attention in zip(
+                super().explain(batch),
+                by_emotion,
+                self.select_words(attention, embedded),
+                strict=True,
             )
         ]
 
 
-def _counts(ends: Tensor) -> Tensor:
-    """How many rows each listener has."""
+def _count_rows(ends: Tensor) -> Tensor:
+    """Return the number of rows of each listener, (L,), from where they end."""
     return torch.diff(ends, prepend=ends.new_zeros(1))

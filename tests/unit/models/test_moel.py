@@ -1,4 +1,4 @@
-"""MoEL: many listeners at once are what each of them is alone."""
+"""MoEL: listeners computed together equal each alone, and only those with a weight count."""
 
 import dataclasses
 
@@ -7,10 +7,10 @@ import torch
 
 from attune.models.base import PAIRED, Progress
 from attune.models.layers import DecoderLayer
-from attune.models.moel import Route
+from attune.models.moel import Routing
 from tests.contract import rows_of
 
-LONG_AGO = Progress(step=10**9)
+AT_THE_END = Progress(step=10**9)
 
 
 @pytest.fixture
@@ -18,22 +18,22 @@ def variant(build):
     return build("moel", filter_width=52).variant.eval()
 
 
-def one_listener(listeners, number, config):
-    """The same listener as a decoder layer of its own."""
+def build_decoder_layer(listeners, number, config):
+    """Copy one listener's weights into a decoder layer."""
     layer = DecoderLayer(config.width, config.num_heads, config.key_depth, 52, config.dropout)
     weights = {}
     depth = config.key_depth
     for name, stacked, parts in (
-        ("self_attention", listeners.self_in, ("queries", "keys", "values")),
-        ("cross_attention", listeners.cross_in, ("queries",)),
-        ("cross_attention", listeners.cross_source, ("keys", "values")),
+        ("self_attention", listeners.self_qkv, ("queries", "keys", "values")),
+        ("cross_attention", listeners.cross_queries, ("queries",)),
+        ("cross_attention", listeners.cross_kv, ("keys", "values")),
     ):
         for place, part in enumerate(parts):
             columns = stacked.weight[number][:, place * depth : (place + 1) * depth]
             weights[f"{name}.{part}.weight"] = columns.t()
     weights["self_attention.out.weight"] = listeners.self_out.weight[number].t()
     weights["cross_attention.out.weight"] = listeners.cross_out.weight[number].t()
-    for place, stacked in ((0, listeners.wider), (3, listeners.narrower)):
+    for place, stacked in ((0, listeners.feed_forward_in), (3, listeners.feed_forward_out)):
         weights[f"feed_forward.{place}.weight"] = stacked.weight[number].t()
         weights[f"feed_forward.{place}.bias"] = stacked.bias[number]
     for name in ("self_norm", "cross_norm", "feed_forward_norm"):
@@ -44,79 +44,88 @@ def one_listener(listeners, number, config):
 
 
 @torch.no_grad()
-def test_listeners_together_are_each_alone(variant, batch):
-    for parameter in variant.listeners.parameters():  # norms and biases that do something
+def test_listeners_together_equal_each_alone(variant, batch):
+    for parameter in variant.listeners.parameters():  # norms and biases away from 1 and 0
         parameter.add_(0.1 * torch.randn_like(parameter))
-    words = variant.embed(batch)
-    source = variant.encode_context(words)
-    told = torch.tensor([7, 3, 3, 31, 0, 7, 12, 3, 7, 30, 31, 7])  # any order, some several times
-    route = Route.to(told, 32)
-    memory = variant.listeners.project_kv(source, route)
-    said, _ = variant.listeners(words.decoder_inputs, told, route, memory, words.attention_mask)
-    for row, number in enumerate(told.tolist()):
-        layer = one_listener(variant.listeners, number, variant.config)
-        one = slice(row, row + 1)
+    embedded = variant.embed(batch)
+    hidden = variant.encode_context(embedded)
+    # In any order, some several times.
+    listeners = torch.tensor([7, 3, 3, 31, 0, 7, 12, 3, 7, 30, 31, 7])
+    routing = Routing.from_listeners(listeners, 32)
+    source = variant.listeners.project_kv(hidden, routing)
+    outputs, _ = variant.listeners(
+        embedded.decoder_inputs, listeners, routing, source, embedded.attention_mask
+    )
+    for row, number in enumerate(listeners.tolist()):
+        layer = build_decoder_layer(variant.listeners, number, variant.config)
+        only = slice(row, row + 1)
         expected, _ = layer(
-            words.decoder_inputs[one], layer.project_kv(source[one]), words.attention_mask[one]
+            embedded.decoder_inputs[only],
+            layer.project_kv(hidden[only]),
+            embedded.attention_mask[only],
         )
-        assert torch.allclose(said[one], expected, atol=1e-4)
+        assert torch.allclose(outputs[only], expected, atol=1e-4)
 
 
 @torch.no_grad()
-def test_listeners_that_are_not_heard_change_nothing(variant, batch):
-    """All listeners computed, with weights of exactly 0, is what is saved."""
-    words = variant.embed(batch)
-    source = variant.encode_context(words)
-    heard = variant.heard(variant.classifier(source[:, 0]))
-    assert ((heard > 0).sum(dim=1) == 5).all()
-    assert torch.allclose(heard.sum(dim=1), torch.ones(len(heard)))
-    together, _ = variant.shared(
-        words.decoder_inputs, variant.shared.project_kv(source), words.attention_mask
+def test_listeners_with_weight_0_change_nothing(variant, batch):
+    """Skipping them gives what computing all of them with weights of exactly 0 gives."""
+    embedded = variant.embed(batch)
+    hidden = variant.encode_context(embedded)
+    weights = variant.listener_weights(variant.classifier(hidden[:, 0]))
+    assert ((weights > 0).sum(dim=1) == 5).all()
+    assert torch.allclose(weights.sum(dim=1), torch.ones(len(weights)))
+    mixture, _ = variant.shared_listener(
+        embedded.decoder_inputs,
+        variant.shared_listener.project_kv(hidden),
+        embedded.attention_mask,
     )
     for number in range(32):
-        route = Route.to(torch.full((len(batch),), number), 32)
-        who = torch.full((len(batch),), number)
-        memory = variant.listeners.project_kv(source, route)
-        said, _ = variant.listeners(words.decoder_inputs, who, route, memory, words.attention_mask)
-        together = together + heard[:, number, None, None] * said
-    expected = variant.decoder(together, source, words.attention_mask)
-    assert torch.allclose(variant.decode(words, source), expected, atol=1e-4)
+        listeners = torch.full((len(batch),), number)
+        routing = Routing.from_listeners(listeners, 32)
+        source = variant.listeners.project_kv(hidden, routing)
+        output, _ = variant.listeners(
+            embedded.decoder_inputs, listeners, routing, source, embedded.attention_mask
+        )
+        mixture = mixture + weights[:, number, None, None] * output
+    expected = variant.decoder(mixture, hidden, embedded.attention_mask)
+    assert torch.allclose(variant.decode(embedded, hidden), expected, atol=1e-4)
 
 
-def test_only_heard_listeners_learn(build, batch):
+def test_only_active_listeners_get_a_gradient(build, batch):
     variant = build("moel", top_k=1, true_emotion_decay=0.0).variant.train()
-    one = rows_of(batch, [0, 1, 2])
-    terms = variant.losses({PAIRED: one}, LONG_AGO)
+    few = rows_of(batch, [0, 1, 2])
+    terms = variant.losses({PAIRED: few}, AT_THE_END)
     terms["nll"].backward()
     with torch.no_grad():
-        source = variant.encode_context(variant.embed(one))
-        heard = set(variant.classifier(source[:, 0]).argmax(dim=1).tolist())
+        hidden = variant.encode_context(variant.embed(few))
+        active = set(variant.classifier(hidden[:, 0]).argmax(dim=1).tolist())
     for name, parameter in variant.listeners.named_parameters():
-        moved = set(parameter.grad.flatten(1).any(dim=1).nonzero().flatten().tolist())
-        assert moved == heard, name
+        trained = set(parameter.grad.flatten(1).any(dim=1).nonzero().flatten().tolist())
+        assert trained == active, name
 
 
-def test_the_true_emotion_is_heard_early_on(build, batch):
+def test_the_true_emotion_is_used_early_in_training(build, batch):
     variant = build("moel", true_emotion_decay=100.0).variant
     logits = torch.randn(len(batch), 32)
-    heard = variant.heard(logits)
-    truth = torch.nn.functional.one_hot(batch["emotion"], 32).float()
-    first = variant._with_true_emotions(heard, batch["emotion"], Progress(step=0))
-    assert torch.equal(first, truth)
-    assert torch.equal(variant._with_true_emotions(heard, batch["emotion"], LONG_AGO), heard)
+    weights, emotion = variant.listener_weights(logits), batch["emotion"]
+    truth = torch.nn.functional.one_hot(emotion, 32).float()
+    assert torch.equal(variant._mix_true_emotions(weights, emotion, Progress(step=0)), truth)
+    assert torch.equal(variant._mix_true_emotions(weights, emotion, AT_THE_END), weights)
     torch.manual_seed(0)
-    many = heard[:1].expand(4000, -1)
-    then = variant._with_true_emotions(many, batch["emotion"][:1].expand(4000), Progress(step=100))
-    told = (then == truth[:1]).all(dim=1).float().mean()
-    assert told.item() == pytest.approx(1 / torch.e, abs=0.03)
-    unknown = torch.full_like(batch["emotion"], -1)  # nothing to be told
-    assert torch.equal(variant._with_true_emotions(heard, unknown, Progress(step=0)), heard)
+    mixed = variant._mix_true_emotions(
+        weights[:1].expand(4000, -1), emotion[:1].expand(4000), Progress(step=100)
+    )
+    share = (mixed == truth[:1]).all(dim=1).float().mean()
+    assert share.item() == pytest.approx(1 / torch.e, abs=0.03)
+    unlabelled = torch.full_like(emotion, -1)
+    assert torch.equal(variant._mix_true_emotions(weights, unlabelled, Progress(step=0)), weights)
 
 
 @torch.no_grad()
-def test_what_is_looked_at_on_valid_is_not_told_the_truth(variant, batch):
-    others = {**batch.tensors, "emotion": (batch["emotion"] + 1) % 32}
-    changed = dataclasses.replace(batch, tensors=others)
+def test_validation_does_not_use_the_true_emotion(variant, batch):
+    tensors = {**batch.tensors, "emotion": (batch["emotion"] + 1) % 32}
+    changed = dataclasses.replace(batch, tensors=tensors)
     one, other = (variant.losses({PAIRED: b}, Progress())["nll"] for b in (batch, changed))
     assert torch.equal(one, other)
 

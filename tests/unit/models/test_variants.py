@@ -113,7 +113,7 @@ def test_settings_are_typed():
     ):
         with pytest.raises(UsageError, match=message):
             settings.configure("multi-trs", "tiny", overrides)
-    with pytest.raises(UsageError, match="top_k=-1: at least 0 is expected"):
+    with pytest.raises(UsageError, match="top_k: expected at least 0, got -1"):
         settings.configure("moel", "tiny", {"top_k": "-1"})
     with pytest.raises(UsageError, match="did you mean 'multi-trs'"):
         settings.configure("multitrs")
