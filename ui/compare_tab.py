@@ -1,9 +1,7 @@
 """The compare tab: several runs answer one conversation side by side."""
 
-import dataclasses
 import functools
 import logging
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,10 +11,7 @@ import gradio as gr
 
 from attune.models import all_variants
 from attune.models.base import DialogueVariant
-from attune.models.decoding import Decoding
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.field_help import field_help
-from attune.platform.core.settings import apply_overrides
 from attune.platform.runs.record import Run
 from attune.platform.serving.responder import Answer, controls_of
 from attune.ui import examples, markup
@@ -29,23 +24,13 @@ from attune.ui.conversation import (
     set_listener_turn,
     texts,
 )
+from attune.ui.decoding_settings import build_settings, read_decoding
 from attune.ui.run_catalog import Responders, RunCatalog
 
 MAX_PANES = 6
 NUM_EXAMPLES = 5
 EXAMPLE_LENGTH = 72
 MODEL_DEFAULT = "the model's own"
-
-RANGES: dict[str, tuple[float, float, float]] = {
-    "max_tokens": (1, 100, 1),
-    "beams": (1, 20, 1),
-    "length_penalty": (0, 3, 0.1),
-    "block_ngrams": (0, 6, 1),
-    "top_k": (1, 100, 1),
-    "top_p": (0.05, 1, 0.05),
-    "temperature": (0.1, 3, 0.1),
-}
-"""Minimum, maximum and step of the settings that have a slider."""
 
 QUIET: Any = {"show_progress": "hidden", "api_visibility": "private"}
 FOCUS = "() => document.querySelector('#turn textarea').focus()"
@@ -141,7 +126,7 @@ def _build_choices() -> dict[str, Any]:
         ]
     draw_button = gr.Button("Draw others", size="sm")
     with gr.Accordion("Decoding", open=False):
-        settings = [_build_setting(field) for field in dataclasses.fields(Decoding)]
+        settings = build_settings()
     return {
         "runs": runs,
         "example_buttons": example_buttons,
@@ -302,31 +287,6 @@ def _all_controls() -> dict[str, list[str]]:
     return controls
 
 
-def _build_setting(field: "dataclasses.Field[Any]") -> gr.components.Component:
-    help_text = field_help(Decoding)[field.name]
-    default: Any = field.default
-    field_type = typing.get_type_hints(Decoding)[field.name]
-    if typing.get_origin(field_type) is typing.Literal:
-        choices = typing.get_args(field_type)
-        return gr.Dropdown(choices, value=default, label=field.name, info=help_text)
-    if field.name not in RANGES:
-        return gr.Number(default, label=field.name, info=help_text, precision=0, minimum=0)
-    minimum, maximum, step = RANGES[field.name]
-    return gr.Slider(minimum, maximum, default, step=step, label=field.name, info=help_text)
-
-
-def _read_decoding(values: Sequence[Any]) -> Decoding:
-    """Return the decoding settings from the values of their components."""
-    hints = typing.get_type_hints(Decoding)
-    names = [field.name for field in dataclasses.fields(Decoding)]
-    overrides = dict(zip(names, values, strict=True))
-    for name, value in overrides.items():
-        if hints[name] is int and isinstance(value, float) and value.is_integer():
-            overrides[name] = int(value)  # JavaScript has one kind of number
-    decoding: Decoding = apply_overrides(Decoding(), overrides)
-    return decoding
-
-
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -433,7 +393,7 @@ class CompareTab:
                 for control, value in zip(self.controls, values[num_settings:], strict=True)
                 if control in responder.variant.controls and value != MODEL_DEFAULT
             }
-            decoding = _read_decoding(values[:num_settings])
+            decoding = read_decoding(values[:num_settings])
             answer: Answer | None = None
             for answer in responder.follow(texts(conversation), decoding, controls):
                 yield [markup.answer(run, answer, done=False), "", _disable()]
