@@ -1,16 +1,16 @@
-"""MEED2: predict the emotion or intent to answer with, then answer with it (Xie and Pu 2021).
+"""MEED2: predict the emotion or intent of the response, then generate under it (Xie and Pu 2021).
 
-Every utterance of the context has one of 41 labels: 32 emotions, 8 intents, neutral. A token enters
-as the sum of its word, its place, the label of its utterance and who says it; encoder and decoder
-share these tables. A predictor with an encoder of its own tells the label of the response from the
-context; the decoder is told the true label in training, and the predicted one, or one that a user
-asks for, when it answers.
+Every utterance of the context has one of 41 labels: 32 emotions, 8 intents, neutral. A token's
+input is the sum of the embeddings of its word, its position, the label of its utterance and its
+speaker; encoder and decoder share the tables. A predictor with an encoder of its own classifies the
+label e_y of the response from the context. The decoder's input contains the true label in training,
+and the predicted one, or one that a user requests, when it generates.
 
-Deviations: who says a token is a word of the vocabulary, as in all systems here, and so shares its
+Deviations: the speaker is a word of the vocabulary, as in all systems here, and so shares its
 table. Layers are normalised before they are applied. Each utterance ends with one token, `<sep>`,
-and the context begins with `<cls>`, where the paper has RoBERTa's `<s>` and `</s>`. On valid and in
-perplexity the predicted label is told, not the true one. Responses are all the listener's, so the
-decoder is not told who speaks.
+and the context begins with `<cls>`, where the paper has RoBERTa's `<s>` and `</s>`. In validation
+and for perplexity the decoder gets the predicted label, not the true one. All responses are the
+listener's, so the decoder gets no speaker embedding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,13 +42,14 @@ from attune.models.layers import Decoder, Encoder, Positions, WordEmbedding
 from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig, is_word
 
 PREDICTED = "predicted"
+"""The value of the control `label` that leaves the choice to the predictor."""
 COLUMNS = ("context", "context_roles", "response")
 LABEL_COLUMNS = ("context_labels", "response_label")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meed2Config(TransformerConfig):
-    """The Transformer's, larger, and what it is told of labels."""
+    """Settings of a larger Transformer, and of the labels and their predictor."""
 
     num_layers: int = 4
     """Layers of each encoder and of the decoder."""
@@ -63,18 +64,18 @@ class Meed2Config(TransformerConfig):
     tied: bool = True
     """Use the word embedding as the output layer."""
     labels: bool = True
-    """Read the labels of utterances, and answer with one; else it is a plain Transformer."""
+    """Embed the labels of utterances and of the response; otherwise a plain Transformer."""
     joint: bool = False
-    """Predict the label from the states that the decoder reads, and learn both together."""
+    """Predict the label from the states that the decoder attends to, and train both together."""
     predictor_rate: float = 1.0
     """The learning rate of the predictor's stage, as a multiple of the dialogue's."""
     label_weight: float = 1.0
-    """Of the label's cross-entropy, where both are learned together."""
+    """Weight of the label's cross-entropy in joint training."""
     label_strength: float = 1.0
-    """How large the response's label is beside the words in what the decoder is given."""
+    """Factor of the response label's embedding in the decoder's input."""
 
     emotionality_threshold: float = 0.0
-    """Learn from dialogs at least this emotional: the mean over a dialog's utterances of the sum of
+    """Train on dialogs at least this emotional: the mean over a dialog's utterances of the sum of
     the 32 emotions' probabilities. Above 0 it needs `attune annotate emotions`."""
 
     def __post_init__(self) -> None:
@@ -82,12 +83,13 @@ class Meed2Config(TransformerConfig):
             raise ValueError("joint=true needs labels=true")
         if not 0 <= self.emotionality_threshold < 1:
             raise ValueError(
-                f"emotionality_threshold={self.emotionality_threshold}: between 0 and 1 is expected"
+                "emotionality_threshold: expected a number from 0 to below 1, "
+                f"got {self.emotionality_threshold}"
             )
 
 
-class LabelReader(nn.Module):
-    """What label a response should have, from the states of a context (eq. 1-2)."""
+class LabelHead(nn.Module):
+    """Attention pooling over a context's hidden states and a classifier of the response's label."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -96,47 +98,52 @@ class LabelReader(nn.Module):
             nn.Linear(width, width), nn.GELU(), nn.Linear(width, len(LABELS))
         )
 
-    def forward(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, D), mask (B, 1, 1, S) -> logits (B, labels) and the weights of places (B, S)."""
-        scores = self.attention(states).squeeze(-1).masked_fill(~mask[:, 0, 0], -torch.inf)
-        weights = scores.softmax(dim=-1)  # eq. 1
-        pooled = (weights[:, None] @ states).squeeze(1)  # eq. 2
-        return self.output(pooled), weights
+    def forward(self, hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits (B, labels) of e_y and the attention weights alpha (B, S), from hidden
+        states r_i (B, S, D) and their mask (B, 1, 1, S)."""
+        scores = self.attention(hidden).squeeze(-1).masked_fill(~mask[:, 0, 0], -torch.inf)
+        alpha = scores.softmax(dim=-1)  # eq. 1
+        r = (alpha[:, None] @ hidden).squeeze(1)  # eq. 2, (B, D)
+        return self.output(r), alpha
 
 
-class Predictor(nn.Module):
-    """A reader of labels with an encoder and tables of its own."""
+class LabelPredictor(nn.Module):
+    """A label head with its own encoder and embedding tables."""
 
     def __init__(self, config: Meed2Config, data_info: DataInfo):
         super().__init__()
         self.embedding = WordEmbedding(data_info.num_tokens, config.width)
-        self.labels = label_table(config.width)
+        self.label_embedding = build_label_embedding(config.width)
         self.positions = Positions(config.width)
-        self.encoder = Encoder(*_shape(config), nn.GELU)
-        self.reader = LabelReader(config.width)
+        self.encoder = Encoder(*_encoder_shape(config), nn.GELU)
+        self.head = LabelHead(config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.padding = data_info.specials["<pad>"]
 
     def forward(self, context: Tensor, roles: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S) each -> logits (B, labels), weights (B, S)."""
-        words, speakers = self.embedding(context, roles)
-        given = words + speakers + self.labels(labels) + self.positions(context.shape[1])
+        """Return the logits (B, labels) and attention weights (B, S), from the tokens, roles and
+        labels of a context, (B, S) each."""
+        e_context, e_roles = self.embedding(context, roles)
+        e_labels, positions = self.label_embedding(labels), self.positions(context.shape[1])
+        embedded = e_context + e_roles + e_labels + positions
         mask = (context != self.padding)[:, None, None, :]
-        found: tuple[Tensor, Tensor] = self.reader(self.encoder(self.dropout(given), mask), mask)
-        return found
+        hidden = self.encoder(self.dropout(embedded), mask)
+        logits, alpha = self.head(hidden, mask)
+        return logits, alpha
 
 
-def label_table(width: int) -> nn.Embedding:
-    """A vector for each label from 1 on, then one for none; 0 is padding and adds nothing."""
+def build_label_embedding(width: int) -> nn.Embedding:
+    """Return an embedding of padding (0, zeros), the labels (from 1 on), and no label (last)."""
     table = nn.Embedding(len(LABELS) + 2, width, padding_idx=0)
-    with torch.no_grad():  # the spread of words and positions
+    with torch.no_grad():  # the standard deviation of words and positions
         nn.init.normal_(table.weight, std=width**-0.5)
         table.weight[0].zero_()
     return table
 
 
 class Meed2(Transformer):
-    """A Transformer that is told the label of every utterance, and of the one to come."""
+    """A Transformer with an embedding of each utterance's label, and a predictor of the
+    response's."""
 
     system = "MEED2"
     paper = "Xie and Pu 2021"
@@ -154,7 +161,7 @@ class Meed2(Transformer):
             "vocabulary_size": 8_000, "learning_rate": 1e-3, "schedule": "linear",
             "warmup_steps": 100, "max_epochs": 6, "max_context": 100,
         },
-        # Of what its appendix does not say: what the public code of others has.
+        # What its appendix does not state follows the public code of the other papers.
         "paper": {
             "batch_size": 512, "learning_rate": 5e-5, "max_context": 100, "weight_decay": 0.0,
             "evaluate_every": 0, "patience": 3,
@@ -175,41 +182,44 @@ class Meed2(Transformer):
 
     def __init__(self, config: Meed2Config, data_info: DataInfo):
         super().__init__(config, data_info)
-        self.encoder = Encoder(*_shape(config), nn.GELU)
-        self.decoder = Decoder(*_shape(config), activation=nn.GELU)
+        self.encoder = Encoder(*_encoder_shape(config), nn.GELU)
+        self.decoder = Decoder(*_encoder_shape(config), activation=nn.GELU)
         if not config.labels:
             return
-        self.labels = label_table(config.width)
-        self.predictor = LabelReader(config.width) if config.joint else Predictor(config, data_info)
+        self.label_embedding = build_label_embedding(config.width)
+        self.predictor = (
+            LabelHead(config.width) if config.joint else LabelPredictor(config, data_info)
+        )
 
     @classmethod
     def requirements_for(cls, config: Meed2Config) -> DataRequirements:
-        """Without labels it needs none."""
+        """Return the requirements; without labels, the label columns are left out."""
         return cls.requirements if config.labels else replace(cls.requirements, columns=COLUMNS)
 
     @classmethod
     def controls_with(cls, config: Meed2Config) -> Mapping[str, Sequence[str]]:
-        """Without labels none can be asked for."""
+        """Return the controls: the label of the response, if it has any."""
         return cls.controls if config.labels else {}
 
     @classmethod
     def stage_independent_settings(cls, config: Meed2Config) -> Mapping[str, tuple[str, ...]]:
-        """The predictor says nothing."""
-        apart = config.labels and not config.joint
-        return {"predictor": ("label_strength", "label_smoothing")} if apart else {}
+        """The predictor's own stage does not use the decoder."""
+        has_own_stage = config.labels and not config.joint
+        return {"predictor": ("label_strength", "label_smoothing")} if has_own_stage else {}
 
     def stages(self) -> list[Stage]:
-        """The predictor alone, then encoder and decoder while it rests; or all together."""
+        """Return the stages: the predictor, then encoder and decoder while it is frozen; in joint
+        training one stage for all."""
         [train] = super().stages()
         if not self.config.labels or self.config.joint:
             return [train]
-        predict = Update(player="predictor", losses="label_losses", weights={"label": 1.0})
+        predictor_update = Update(player="predictor", losses="label_losses", weights={"label": 1.0})
         parts = tuple(name for name in train.players["model"] if name != "predictor")
         return [
             Stage(
                 name="predictor",
                 players={"predictor": ("predictor",)},
-                updates=(predict,),
+                updates=(predictor_update,),
                 share=0.3,
                 rate=self.config.predictor_rate,
                 metric="valid_label",
@@ -218,138 +228,145 @@ class Meed2(Transformer):
         ]
 
     def loss_weights(self) -> dict[str, float]:
-        """Response, and label where both are learned together."""
+        """Return the weights of the response and, in joint training, of the label."""
         label = {"label": self.config.label_weight} if self.config.joint else {}
         return {"nll": 1.0, **label}
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The likelihood of responses, their labels being told."""
+        """Return the unweighted terms: the label in joint training, and the response."""
         batch = batches[PAIRED]
-        words = self.embed(batch)
-        source = self.encode_context(words)
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)  # (B, S, D)
         if not self.config.labels:
-            return {"nll": self.compute_nll(batch, self.decode(words, source), words)}
+            return {"nll": self.compute_nll(batch, self.decode(embedded, hidden), embedded)}
         losses: Losses = {}
         if self.config.joint:
-            logits, _ = self.predictor(source, words.attention_mask)
+            logits, _ = self.predictor(hidden, embedded.attention_mask)
             losses["label"] = _label_loss(logits, batch)
-        # What is looked at in between is what answers will be made from.
-        label = batch["response_label"] + 1 if self.training else self.predicted(batch, source)
-        told = self._told(words, label)
-        return {**losses, "nll": self.compute_nll(batch, self.decode(told, source), words)}
+        # Validation must see what decoding will see: the predicted label.
+        e_y = batch["response_label"] + 1 if self.training else self.predict_label(batch, hidden)
+        decoded = self.decode(self._add_label(embedded, e_y), hidden)
+        return {**losses, "nll": self.compute_nll(batch, decoded, embedded)}
 
     def label_losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The predictor's cross-entropy."""
+        """Return the cross-entropy of the predictor in its own stage."""
         batch = batches[PAIRED]
-        return {"label": _label_loss(self._read_label(batch, None)[0], batch)}
+        logits, _ = self._classify_label(batch, None)
+        return {"label": _label_loss(logits, batch)}
 
     def log_likelihood(self, batch: Batch) -> Tensor:
-        """(B, T), the predicted label being told."""
-        return self._log_likelihood(batch, true_label=False)
+        """Return the log-probability of each response token (B, T), given the predicted label."""
+        return self._log_likelihood(batch, use_true_label=False)
 
     def oracle_log_likelihood(self, batch: Batch) -> Tensor:
-        """(B, T), the true label being told."""
-        return self._log_likelihood(batch, true_label=self.config.labels)
+        """Return the log-probability of each response token (B, T), given the true label."""
+        return self._log_likelihood(batch, use_true_label=self.config.labels)
 
-    def _log_likelihood(self, batch: Batch, true_label: bool) -> Tensor:
-        words = self.embed(batch)
-        source, real = self.encode_context(words), words.response_mask
-        label = batch["response_label"] + 1 if true_label else self.predicted(batch, source)
-        hidden = self.decode(self._told(words, label), source)
-        values = hidden.new_zeros(real.shape)
-        values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
+    def _log_likelihood(self, batch: Batch, *, use_true_label: bool) -> Tensor:
+        embedded = self.embed(batch)
+        hidden, mask = self.encode_context(embedded), embedded.response_mask
+        e_y = batch["response_label"] + 1 if use_true_label else self.predict_label(batch, hidden)
+        decoded = self.decode(self._add_label(embedded, e_y), hidden)
+        values = decoded.new_zeros(mask.shape)
+        values[mask] = self.output.log_likelihood(decoded[mask], batch["response"][mask])
         return values
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The label of the response."""
+        """Predict the label of the response."""
         if not self.config.labels:
             return {}
-        source = self.encode_context(self.embed(batch)) if self.config.joint else None
-        return {"response_label": self._read_label(batch, source)[0].log_softmax(dim=-1)}
+        hidden = self.encode_context(self.embed(batch)) if self.config.joint else None
+        logits, _ = self._classify_label(batch, hidden)
+        return {"response_label": logits.log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """The source's keys and values, and what the decoder is told beside each word."""
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        asked = (controls or {}).get("label", PREDICTED)
-        if asked == PREDICTED:
-            label = self.predicted(batch, source)
+        """Return the decoder's state, with the embedding of the response's label."""
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)
+        label = (controls or {}).get("label", PREDICTED)
+        if label == PREDICTED:
+            e_y = self.predict_label(batch, hidden)
         else:
-            label = torch.full((len(batch),), LABELS.index(asked) + 1, device=source.device)
-        begun = self.decoder.init_state(source, words.attention_mask)
-        return {**begun, "told": self._beside(label)}
+            e_y = torch.full((len(batch),), LABELS.index(label) + 1, device=hidden.device)
+        state = self.decoder.init_state(hidden, embedded.attention_mask)
+        return {**state, "label": self._embed_label(e_y)}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more token, with the label of the response beside it."""
-        embedded = self.embed_next(tokens, state["length"]) + state["told"]
-        hidden, state = self.decoder.step(embedded, state)
-        return self.output.logits(hidden), state
+        """Decode one more token; the label's embedding is added to each."""
+        embedded = self.embed_next(tokens, state["length"]) + state["label"]
+        decoded, state = self.decoder.step(embedded, state)
+        return self.output.logits(decoded), state
 
     def embed(self, batch: Batch) -> EmbeddedBatch:
-        """The labels of the context's utterances are added to their words."""
-        words = super().embed(batch)
+        """Embed context and response; each context token includes its utterance's label."""
+        embedded = super().embed(batch)
         if not self.config.labels:
-            return words
-        return replace(words, context=words.context + self.labels(batch["context_labels"]))
+            return embedded
+        e_labels = self.label_embedding(batch["context_labels"])
+        return replace(embedded, context=embedded.context + e_labels)
 
-    def predicted(self, batch: Batch, source: Tensor) -> Tensor:
-        """(B,) the likeliest label, from 1 on; 0 where there are no labels."""
+    def predict_label(self, batch: Batch, hidden: Tensor) -> Tensor:
+        """Return the most likely label of the response (B,), from 1 on; 0 without labels."""
         if not self.config.labels:
-            return torch.zeros(len(batch), dtype=torch.long, device=source.device)
+            return torch.zeros(len(batch), dtype=torch.long, device=hidden.device)
         with torch.no_grad():
-            logits, _ = self._read_label(batch, source if self.config.joint else None)
+            logits, _ = self._classify_label(batch, hidden if self.config.joint else None)
         return logits.argmax(dim=-1) + 1
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """The labels of the context, of the response, and the words that told it."""
-        explained = super().explain(batch)
+        """Explain by the labels of context and response, and each word's weight in predicting the
+        latter."""
+        explanations = super().explain(batch)
         if not self.config.labels:
-            return explained
-        source = self.encode_context(self.embed(batch)) if self.config.joint else None
-        logits, weights = self._read_label(batch, source)
-        shares = logits.softmax(dim=-1).tolist()
-        there, labels = is_word(batch["context"], self.data_info), batch["context_labels"]
+            return explanations
+        hidden = self.encode_context(self.embed(batch)) if self.config.joint else None
+        logits, alpha = self._classify_label(batch, hidden)
+        probs = logits.softmax(dim=-1).tolist()
+        word_mask, labels = is_word(batch["context"], self.data_info), batch["context_labels"]
         names = ("", *LABELS, "")
         return [
             replace(
                 explanation,
-                response_label=dict(zip(LABELS, shares[row], strict=True)),
-                by_word={"tells the label": weights[row][there[row]].tolist()},
-                word_labels=[names[number] for number in labels[row][there[row]].tolist()],
+                response_label=dict(zip(LABELS, probs[row], strict=True)),
+                by_word={"tells the label": alpha[row][word_mask[row]].tolist()},
+                word_labels=[names[number] for number in labels[row][word_mask[row]].tolist()],
             )
-            for row, explanation in enumerate(explained)
+            for row, explanation in enumerate(explanations)
         ]
 
-    def _read_label(self, batch: Batch, source: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Logits (B, labels) and weights (B, S), from the states that the decoder reads, if given,
-        else by the predictor's own reading."""
+    def _classify_label(self, batch: Batch, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the logits (B, labels) and attention weights (B, S) of the response's label, from
+        the context's hidden states (joint training) or, where None, by the predictor's own
+        encoder."""
         context = batch["context"]
-        found: tuple[Tensor, Tensor]
-        if source is not None:
+        if hidden is not None:
             mask = (context != self.data_info.specials["<pad>"])[:, None, None, :]
-            found = self.predictor(source, mask)
+            logits, alpha = self.predictor(hidden, mask)
         else:
-            found = self.predictor(context, batch["context_roles"], batch["context_labels"])
-        return found
+            logits, alpha = self.predictor(context, batch["context_roles"], batch["context_labels"])
+        return logits, alpha
 
-    def _told(self, words: EmbeddedBatch, label: Tensor) -> EmbeddedBatch:
-        return replace(words, decoder_inputs=words.decoder_inputs + self._beside(label))
+    def _add_label(self, embedded: EmbeddedBatch, e_y: Tensor) -> EmbeddedBatch:
+        """Add the embedding of the response's label (B,) to the decoder's inputs."""
+        return replace(embedded, decoder_inputs=embedded.decoder_inputs + self._embed_label(e_y))
 
-    def _beside(self, label: Tensor) -> Tensor:
-        """(B,) -> (B, 1, D) the label that stands beside each word of the response."""
+    def _embed_label(self, e_y: Tensor) -> Tensor:
+        """Return the scaled embedding (B, 1, D) of the response's label (B,); zeros without
+        labels."""
         if not self.config.labels:
-            return torch.zeros(len(label), 1, self.config.width, device=label.device)
-        beside: Tensor = self.config.label_strength * self.labels(label)[:, None]
-        return beside
+            return torch.zeros(len(e_y), 1, self.config.width, device=e_y.device)
+        embedding: Tensor = self.config.label_strength * self.label_embedding(e_y)[:, None]
+        return embedding
 
 
 def _label_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """The mean cross-entropy of the global batch; responses without a label do not count."""
+    """Return the mean cross-entropy over the global batch; responses without a label count 0."""
     total = F.cross_entropy(logits, batch["response_label"], ignore_index=-1, reduction="sum")
     return total / batch.samples
 
 
-def _shape(config: Meed2Config) -> tuple[int, int, int, int, int, float]:
+def _encoder_shape(config: Meed2Config) -> tuple[int, int, int, int, int, float]:
+    """Return the first arguments of `Encoder` and `Decoder`."""
     return (
         config.width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
         config.dropout,

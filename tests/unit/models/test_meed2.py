@@ -1,4 +1,4 @@
-"""MEED2: subwords, labels that the decoder is told, and a label that a user asks for."""
+"""MEED2: subwords, the label in the decoder's input, and a label that a user requests."""
 
 import shutil
 
@@ -25,30 +25,30 @@ TEXTS = ["i lost my keys .", "i lost my dog , too !", "that is 'n awful émotion
 
 
 @pytest.fixture(scope="module")
-def known():
+def tokenizer():
     return Subwords.learn(TEXTS * 3, 300)
 
 
-def test_subwords_give_back_the_words_of_any_text(known):
+def test_subwords_give_back_the_words_of_any_text(tokenizer):
     words, foreign = "i lost my wallet .", "日本 keys !"
-    numbers = known.encode(pl.Series([words, None, "", foreign])).to_list()
-    assert [" ".join(known.decode(each)) for each in numbers] == [words, "", "", foreign]
+    numbers = tokenizer.encode(pl.Series([words, None, "", foreign])).to_list()
+    assert [" ".join(tokenizer.decode(each)) for each in numbers] == [words, "", "", foreign]
     assert min(numbers[0]) >= len(SPECIALS)
-    ended = [*numbers[0], known.numbers[END], *numbers[3]]
-    assert " ".join(known.decode(ended)) == words
-    assert known.shown(known.encode(pl.Series(["i lost"])).to_list()[0]) == ["i", "lost"]
+    with_end = [*numbers[0], tokenizer.numbers[END], *numbers[3]]
+    assert " ".join(tokenizer.decode(with_end)) == words
+    assert tokenizer.shown(tokenizer.encode(pl.Series(["i lost"])).to_list()[0]) == ["i", "lost"]
     assert len(numbers[0]) > 5
-    assert known.count_words(np.array([*numbers[0], known.numbers[END]])) == 6
-    assert known.count_words(np.array(numbers[3])) == 3
+    assert tokenizer.count_words(np.array([*numbers[0], tokenizer.numbers[END]])) == 6
+    assert tokenizer.count_words(np.array(numbers[3])) == 3
 
 
-def test_subwords_are_saved_and_read(known, tmp_path):
-    known.save(tmp_path / "vocabulary.txt")
-    read = subwords.load(tmp_path / "vocabulary.txt")
-    oracle = pl.Series(TEXTS)
-    assert read.tokens == known.tokens
-    assert read.encode(oracle).to_list() == known.encode(oracle).to_list()
-    assert Subwords.learn(TEXTS * 3, 300).tokens == known.tokens
+def test_subwords_are_saved_and_read(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "vocabulary.txt")
+    loaded = subwords.load(tmp_path / "vocabulary.txt")
+    texts = pl.Series(TEXTS)
+    assert loaded.tokens == tokenizer.tokens
+    assert loaded.encode(texts).to_list() == tokenizer.encode(texts).to_list()
+    assert Subwords.learn(TEXTS * 3, 300).tokens == tokenizer.tokens
 
 
 def test_tokenizers_that_cannot_be_used(tmp_path, tiny_encoder):
@@ -88,13 +88,13 @@ def test_data_without_labels_are_refused(prepared, tmp_path, monkeypatch):
     setup.new_run("meed2-no-emotion", data=str(unlabelled), preset="tiny")
 
 
-def test_the_decoder_is_told_the_true_label_in_training_and_the_predicted_one_later(build, batch):
+def test_the_decoder_gets_the_true_label_in_training_and_the_predicted_one_later(build, batch):
     variant = build("meed2", dropout=0.0).variant
     other = {**batch.tensors, "response_label": (batch["response_label"] + 1) % len(LABELS)}
     changed = type(batch)(tensors=other, samples=batch.samples, tokens=batch.tokens)
 
-    def nll(given):
-        return variant.losses({PAIRED: given}, Progress())["nll"]
+    def nll(batch):
+        return variant.losses({PAIRED: batch}, Progress())["nll"]
 
     variant.train()
     assert nll(batch) != nll(changed)
@@ -107,15 +107,15 @@ def test_perplexity_may_be_that_of_the_true_label(build, batch):
     variant = build("meed2").variant.eval()
     assert not torch.equal(variant.oracle_log_likelihood(batch), variant.log_likelihood(batch))
     predicted = variant.predict(batch)["response_label"].argmax(dim=-1)
-    right = {**batch.tensors, "response_label": predicted}
-    as_if = type(batch)(tensors=right, samples=batch.samples, tokens=batch.tokens)
-    assert torch.equal(variant.oracle_log_likelihood(as_if), variant.log_likelihood(batch))
+    tensors = {**batch.tensors, "response_label": predicted}
+    relabelled = type(batch)(tensors=tensors, samples=batch.samples, tokens=batch.tokens)
+    assert torch.equal(variant.oracle_log_likelihood(relabelled), variant.log_likelihood(batch))
     plain = build("meed2-no-emotion").variant.eval()
     assert torch.equal(plain.oracle_log_likelihood(batch), plain.log_likelihood(batch))
 
 
 @torch.no_grad()
-def test_a_label_that_is_asked_for_reaches_every_word(build, batch):
+def test_a_requested_label_reaches_every_word(build, batch):
     variant = build("meed2").variant.eval()
     start_token = torch.full((len(batch),), variant.data_info.specials["<sos>"])
 
@@ -125,9 +125,9 @@ def test_a_label_that_is_asked_for_reaches_every_word(build, batch):
         return variant.next_logits(start_token, state)[0]
 
     predicted = variant.predict(batch)["response_label"].argmax(dim=-1)
-    asked = second_logits(LABELS[predicted[0]])
-    assert torch.allclose(asked[0], second_logits("predicted")[0], atol=1e-6)
-    assert not torch.allclose(asked, second_logits("wishing"), atol=1e-3)
+    requested = second_logits(LABELS[predicted[0]])
+    assert torch.allclose(requested[0], second_logits("predicted")[0], atol=1e-6)
+    assert not torch.allclose(requested, second_logits("wishing"), atol=1e-3)
 
 
 @torch.no_grad()
@@ -142,20 +142,20 @@ def test_explanations(build, batch, name):
         assert set(explanation.word_labels) <= {"", *LABELS}
 
 
-def test_the_predictor_is_measured(build, test_samples, test_columns, vocabulary):
+def test_the_predictor_is_evaluated(build, test_samples, test_columns, vocabulary):
     variant = build("meed2").variant
     few = {name: column[np.arange(40)] for name, column in test_columns.items()}
-    found = evaluate(
+    metrics = evaluate(
         variant, test_samples.head(40), few, vocabulary, Decoding(max_tokens=2)
     ).metrics
     predicted = predictions(variant, few)["response_label"].argmax(axis=1)
-    right = (predicted == few["response_label"]).mean()
-    assert found["response_label_accuracy"] == pytest.approx(right)
-    assert found["response_label_weighted_recall"] == pytest.approx(right)  # as it always is
+    accuracy = (predicted == few["response_label"]).mean()
+    assert metrics["response_label_accuracy"] == pytest.approx(accuracy)
+    assert metrics["response_label_weighted_recall"] == pytest.approx(accuracy)  # as it always is
     oracle = evaluate(
         variant, test_samples.head(40), few, vocabulary, Decoding(max_tokens=2), oracle=True
     ).metrics
-    assert {name for name in found if found[name] != oracle[name]} == {
+    assert {name for name in metrics if metrics[name] != oracle[name]} == {
         "perplexity", "perplexity_sample_mean",
     }  # fmt: skip
 
@@ -171,23 +171,23 @@ def test_predictor_and_dialogue_learn_apart_or_together(build):
     assert [stage.rate for stage in slower] == [0.5, 1.0]
 
 
-def test_what_it_is_told_is_labelled_by_the_model_that_lies_with_it(
+def test_contexts_are_labelled_by_the_labeller_saved_with_the_model(
     build, prepared, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     intents = build("intent-classifier")
-    for name, model in {"teller": intents, "other": build("mime")}.items():
+    for name, model in {"labeller": intents, "other": build("mime")}.items():
         run = write_run(tmp_path, name, model.name)
         save_model(model, run.model)
     with pytest.raises(UsageError, match="name a run of intent-classifier"):
         setup.new_run("meed2", data=str(prepared), preset="tiny", overrides={"labeller": "other"})
     named = {"labeller": "intent-classifier@latest"}
-    oracle = setup.new_run("meed2", data=str(prepared), preset="tiny", overrides=named)
-    alone = setup.new_run("meed2", data=str(prepared), preset="tiny", name="alone")
-    assert "labeller=RUN" in alone.notice
-    assert not oracle.notice
+    run = setup.new_run("meed2", data=str(prepared), preset="tiny", overrides=named)
+    without = setup.new_run("meed2", data=str(prepared), preset="tiny", name="without")
+    assert "labeller=RUN" in without.notice
+    assert not run.notice
     folder = tmp_path / "moved"
-    save_model(setup.build_run_model(oracle), folder)
+    save_model(setup.build_run_model(run), folder)
     [answer] = Responder(folder).respond([["I lost my keys .", "Oh no !", "Yes ."]])
     labels = answer.explanation.word_labels
     assert set(labels) <= set(LABELS)
