@@ -49,6 +49,7 @@ from attune.platform.data.dataset_folder import (
 )
 from attune.platform.data.files import ParquetWriter, chunked, ending
 from attune.platform.services import cluster
+from attune.platform.services.tasks import run_file_tasks
 
 NAME = "curation"
 DIALOGS = "dialogs.parquet"
@@ -278,7 +279,7 @@ def curate(
     if left:
         cluster.connect()  # which takes as long for ten files as for all of OpenSubtitles
     started = time.monotonic()
-    cluster.make_files(curate_part, parts, progress, at_once=workers)
+    run_file_tasks(curate_part, parts, progress, at_once=workers)
     speed = _speed(left, time.monotonic() - started)
     with target.temporary_folder() as new:
         manifest = _write([Path(part.file) for part in parts], new, maker)

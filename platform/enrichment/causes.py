@@ -33,7 +33,7 @@ from attune.platform.data.dataset_folder import (
 )
 from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
 from attune.platform.runs.record import Run
-from attune.platform.services import cluster
+from attune.platform.services.tasks import run_file_tasks
 
 CAUSE_THRESHOLD = 0.5
 CAUSE_SHARD_ROWS = 512
@@ -179,7 +179,7 @@ def _annotate_shards(
         stream: list(_split_into_shards(run, data, stream, frame.height, folder))
         for stream, frame in samples.items()
     }
-    cluster.make_files(
+    run_file_tasks(
         annotate_shard, [one for of_stream in shards.values() for one in of_stream], progress
     )
     return {

@@ -47,7 +47,7 @@ from attune.platform.enrichment.classifier import (
 )
 from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
 from attune.platform.runs.record import Run
-from attune.platform.services import cluster
+from attune.platform.services.tasks import run_file_tasks
 
 LABELS_KEY = "emotions"
 LABELS_FILE = "emotions.parquet"
@@ -142,7 +142,7 @@ def label_utterances(
     work = out.resolve().parent / f".{out.name}.{LABELS_KEY}-{key}"
     work.mkdir(parents=True, exist_ok=True)
     shards = [shard for split in SPLITS for shard in _shards(run, data, split, maker, work)]
-    cluster.make_files(label_shard, shards, progress)
+    run_file_tasks(label_shard, shards, progress)
     with target.temporary_folder() as staging:
         manifest = _write(data, staging, manifest, shards, maker)
         target.publish(staging, manifest)

@@ -57,7 +57,7 @@ from attune.platform.enrichment.classifier import (
 )
 from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
 from attune.platform.runs.record import Run
-from attune.platform.services import cluster
+from attune.platform.services.tasks import run_file_tasks
 
 HARVEST_KEY = "harvest"
 MIN_LENGTH = 3
@@ -165,7 +165,7 @@ def harvest_texts(
             shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in TEXT_KINDS}
             both = [shard for of_kind in shards.values() for shard in of_kind]
             total(sum(shard.rows for shard in both))
-            cluster.make_files(classify_shard, both, progress)
+            run_file_tasks(classify_shard, both, progress)
             manifest = _write(staging, folders, shards, maker)
             target.publish(staging, manifest)
     except (DataError, UsageError):

@@ -1,36 +1,18 @@
-"""Ray: join or start a cluster, train runs in it, run tasks in it."""
+"""The Ray cluster: join or start one, probe its machines, train runs in it."""
 
-import itertools
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import job_environment
 from attune.platform.runs.record import Run
 from attune.platform.services import stack
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class FileTask(Protocol):
-    """Work that leaves a file."""
-
-    @property
-    def file(self) -> str:
-        """The file, which must appear whole or not at all."""
-
-    @property
-    def rows(self) -> int:
-        """How much work it is."""
-
-
-F = TypeVar("F", bound=FileTask)
 CPUS, GPUS = "ATTUNE_CPUS_PER_WORKER", "ATTUNE_GPUS_PER_WORKER"
 """Environment variables with the resources per worker, set by `attune submit`."""
 
@@ -212,47 +194,6 @@ def describe_shortage(
         f"{total.get(name, 0):g} free"
         for name, amount in (missing or wanted).items()
     )
-
-
-def run_tasks(
-    work: Callable[[T], R], tasks: Sequence[T], at_once: int | None = None
-) -> Iterator[R]:
-    """What `work` returns for each task, as they are done, each on a core of the cluster: on all
-    of them, or on so many at once."""
-    if not tasks:
-        return
-    connect()
-    import ray
-
-    remote = ray.remote(num_cpus=1)(work)
-    waiting = iter(tasks)
-    left = [remote.remote(task) for task in itertools.islice(waiting, at_once)]
-    try:
-        while left:
-            [done], left = ray.wait(left)
-            left.extend(remote.remote(task) for task in itertools.islice(waiting, 1))
-            yield ray.get(done)
-    finally:
-        for task in left:
-            ray.cancel(task)
-
-
-def make_files(
-    work: Callable[[F], int],
-    tasks: Sequence[F],
-    progress: Callable[[int], None],
-    at_once: int | None = None,
-) -> None:
-    """Do the tasks whose files are not there yet, so that what was done before an interruption is
-    not done again. `work` returns the rows that it did."""
-    missing = []
-    for task in tasks:
-        if Path(task.file).is_file():
-            progress(task.rows)
-        else:
-            missing.append(task)
-    for done in run_tasks(work, missing, at_once):
-        progress(done)
 
 
 def plan_capacity(workers: int, runs: int) -> tuple[int, int]:

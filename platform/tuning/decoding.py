@@ -15,6 +15,7 @@ from attune.platform.evaluation.evaluate import evaluate
 from attune.platform.runs.model import load_model_once
 from attune.platform.runs.record import Run, find_run
 from attune.platform.services import cluster
+from attune.platform.services import tasks as ray_tasks
 from attune.platform.tuning.sweep import END_STATE, Sweep
 
 Show = Callable[[str, int], None]
@@ -74,7 +75,7 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
     try:
         while batch := _next(sweep, left, most):
             tasks = [_trial(sweep, of, number) for number in batch]
-            for number, metrics in cluster.run_tasks(measured, tasks):
+            for number, metrics in ray_tasks.run_tasks(measured, tasks):
                 sweep.record_result(number, "finished", "", metrics)
                 told.add(number)
                 show(_line(sweep, number, metrics), len(told))

@@ -10,6 +10,7 @@ import pytest
 from attune.platform.curation import curate
 from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.services import cluster
+from attune.platform.services import tasks as ray_tasks
 from tests.golden.interface import assert_json_keys
 from tests.unit.curation.test_curation import TALK, opus
 
@@ -41,7 +42,7 @@ def test_tasks_make_what_one_process_makes(tmp_path, monkeypatch):
     assert made["speed"]["lines"] == 3 * (count - 1)
 
     monkeypatch.setattr(cluster, "connect", lambda: None)
-    monkeypatch.setattr(cluster, "run_tasks", lambda work, tasks, _: map(work, tasks))
+    monkeypatch.setattr(ray_tasks, "run_tasks", lambda work, tasks, _: map(work, tasks))
     curate.curate([tmp_path / "films"], tmp_path / "alone", model=None)
     contents = [read_manifest(tmp_path / name)["contents"] for name in ("out", "alone")]
     assert contents[0] == contents[1]

@@ -14,6 +14,7 @@ from attune.platform.curation.subtitles import Line
 from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
 from attune.platform.data.prepare import prepare
 from attune.platform.services import cluster
+from attune.platform.services import tasks as ray_tasks
 from tests.commands import error_of, json_output
 
 SRT = """1
@@ -330,7 +331,7 @@ def here(monkeypatch):
             yield work(task)
 
     monkeypatch.setattr(cluster, "connect", lambda: None)
-    monkeypatch.setattr(cluster, "run_tasks", run_tasks)
+    monkeypatch.setattr(ray_tasks, "run_tasks", run_tasks)
     monkeypatch.setattr(curate, "FILES_OF_A_PART", 2)
     return done
 
@@ -434,17 +435,17 @@ def test_an_interrupted_curation_goes_on(films, here, tmp_path, monkeypatch):
     whole, _ = curate.curate([films], tmp_path / "whole", model=None)
     parts = len(here)
     assert parts == 3
-    tasks, out = cluster.run_tasks, tmp_path / "out"
+    tasks, out = ray_tasks.run_tasks, tmp_path / "out"
 
     def dies(work, left, at_once=None):  # noqa: ARG001
         yield from tasks(work, left[:1])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "run_tasks", dies)
+    monkeypatch.setattr(ray_tasks, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):
         curate.curate([films], out, model=None)
     assert not out.exists()
-    monkeypatch.setattr(cluster, "run_tasks", tasks)
+    monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     del here[:]
     counts, totals = [], []
     made, _ = curate.curate([films], out, model=None, total=totals.append, progress=counts.append)

@@ -20,7 +20,7 @@ from attune.platform.enrichment.causes import annotate_causes, cause_probabiliti
 from attune.platform.evaluation import cause_metrics
 from attune.platform.runs.model import load_model, save_model
 from attune.platform.runs.record import find_run
-from attune.platform.services import cluster
+from attune.platform.services import tasks as ray_tasks
 from attune.platform.text import encoders
 from attune.platform.training import setup
 from attune.platform.training.data import load_streams
@@ -281,7 +281,7 @@ def here(monkeypatch):
             done.append((task.stream, task.start))
             yield work(task)
 
-    monkeypatch.setattr(cluster, "run_tasks", run_tasks)
+    monkeypatch.setattr(ray_tasks, "run_tasks", run_tasks)
     monkeypatch.setattr(causes, "CAUSE_SHARD_ROWS", 4)
     return done
 
@@ -379,17 +379,17 @@ def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
 @pytest.mark.usefixtures("home")
 def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch):
     run, out = find_run("marker"), tmp_path / "out"
-    tasks = cluster.run_tasks
+    tasks = ray_tasks.run_tasks
 
     def dies(work, shards, at_once=None):  # noqa: ARG001
         yield from tasks(work, shards[:2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "run_tasks", dies)
+    monkeypatch.setattr(ray_tasks, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):
         annotate_causes(run, unmarked, out)
     assert not out.exists()
-    monkeypatch.setattr(cluster, "run_tasks", tasks)
+    monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     first = here[:]
     counts = []
     annotate_causes(run, unmarked, out, progress=counts.append)

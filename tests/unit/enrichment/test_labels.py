@@ -36,7 +36,7 @@ from attune.platform.enrichment.labels import (
 )
 from attune.platform.runs.model import build_model, label_names, load_model
 from attune.platform.runs.record import find_run
-from attune.platform.services import cluster
+from attune.platform.services import tasks as ray_tasks
 from attune.platform.training import setup
 from attune.platform.training.data import load_streams, read_training_samples
 from attune.platform.training.process_group import ProcessGroup
@@ -100,7 +100,7 @@ def here(monkeypatch):
             done.append(task.file)
             yield work(task)
 
-    monkeypatch.setattr(cluster, "run_tasks", run_tasks)
+    monkeypatch.setattr(ray_tasks, "run_tasks", run_tasks)
     monkeypatch.setattr(labels, "LABEL_SHARD_ROWS", 5)
     return done
 
@@ -214,7 +214,7 @@ def test_samples_carry_the_likeliest_labels(output, data):
 
 
 def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypatch):  # noqa: ARG001
-    run, out, tasks = find_run("intent-classifier"), tmp_path / "out", cluster.run_tasks
+    run, out, tasks = find_run("intent-classifier"), tmp_path / "out", ray_tasks.run_tasks
     whole = label_utterances(run, data, tmp_path / "whole")
     shards = len(here)
     assert shards > 3
@@ -223,11 +223,11 @@ def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypat
         yield from tasks(work, left[:2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "run_tasks", dies)
+    monkeypatch.setattr(ray_tasks, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):
         label_utterances(run, data, out)
     assert not out.exists()
-    monkeypatch.setattr(cluster, "run_tasks", tasks)
+    monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     del here[:]
     counts = []
     output = label_utterances(run, data, out, progress=counts.append)

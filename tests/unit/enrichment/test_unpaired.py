@@ -31,7 +31,7 @@ from attune.platform.enrichment.unpaired import (
 )
 from attune.platform.runs.model import Model, load_model
 from attune.platform.runs.record import find_run
-from attune.platform.services import cluster
+from attune.platform.services import tasks as ray_tasks
 from attune.platform.training import setup
 from attune.platform.training.data import load_streams
 from attune.platform.training.process_group import ProcessGroup
@@ -87,7 +87,7 @@ def here(monkeypatch):
             done.append(task.file)
             yield work(task)
 
-    monkeypatch.setattr(cluster, "run_tasks", run_tasks)
+    monkeypatch.setattr(ray_tasks, "run_tasks", run_tasks)
     monkeypatch.setattr(unpaired, "TEXT_SHARD_ROWS", 4)
     return done
 
@@ -211,17 +211,17 @@ def split_sizes(source, folder):
 def test_an_interrupted_harvest_goes_on(here, tmp_path, monkeypatch):
     run, out = find_run("teller"), tmp_path / "out"
     source = dialogues(tmp_path / "own.jsonl")
-    tasks = cluster.run_tasks
+    tasks = ray_tasks.run_tasks
 
     def dies(work, shards, at_once=None):  # noqa: ARG001
         yield from tasks(work, shards[:2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "run_tasks", dies)
+    monkeypatch.setattr(ray_tasks, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):
         harvest_texts(run, [source], out)
     assert not out.exists()
-    monkeypatch.setattr(cluster, "run_tasks", tasks)
+    monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     monkeypatch.setattr(unpaired, "prepare", None)  # the source is not read again
     first, counts, totals = here[:], [], []
     harvest_texts(run, [source], out, total=totals.append, progress=counts.append)

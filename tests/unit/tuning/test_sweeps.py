@@ -115,7 +115,7 @@ def test_decoding_stops_when_it_is_asked_to(monkeypatch, prepared, home):
             found.stop_file.touch()
             yield task.number, {"bleu": 1.0}
 
-    monkeypatch.setattr("attune.platform.services.cluster.run_tasks", measured)
+    monkeypatch.setattr("attune.platform.services.tasks.run_tasks", measured)
     stopped = decoding.run(found, lambda *_: None)
     assert (stopped.status, stopped.count("finished")) == ("stopped", 1)
 

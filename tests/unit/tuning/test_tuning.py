@@ -21,6 +21,7 @@ from attune.platform.runs.metrics_file import MetricsFile
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import Run, checkpoint_folders, find_run, runs_folder
 from attune.platform.services import cluster
+from attune.platform.services import tasks as ray_tasks
 from attune.platform.training import checkpoints
 from attune.platform.training.settings import configure
 from attune.platform.tuning import (
@@ -338,7 +339,7 @@ def test_decoding_is_tuned_without_training_and_goes_on(prepared, monkeypatch):
             if len(measured) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "run_tasks", inline)
+    monkeypatch.setattr(ray_tasks, "run_tasks", inline)
     ready = spaces.find_definition("mime-beams")
     asked_for = {"run": "mine", "data": str(prepared), "split": "valid", "contexts": 4,
                  "overrides": {"max_tokens": "5"}}  # fmt: skip
