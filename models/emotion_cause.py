@@ -1,30 +1,30 @@
 """Emotion cause: empathetic responses by recognising emotion causes (Gao et al. 2021).
 
 A reasoner, a small encoder without positions, predicts the emotion of the context from the state of
-`<cls>` and for each word whether it belongs to the emotion's cause (eq. 1-4). The generator is a
-Transformer that is given the predicted emotion as an embedding at every place of its encoder and of
-its decoder, and whose decoder attends to the context twice: as usual, and above that through gates
-that let the cause's words pass (eq. 5). Soft gates are the probabilities of the cause labels, hard
-gates the labels themselves, in training drawn by the Gumbel-softmax trick. `<sep>` stands behind
-each utterance and counts as its last word; the gate of `<cls>` is always 1, so that something can
-be looked at where no word is a cause.
+`<cls>`, and for each word whether it belongs to the emotion's cause (eq. 1-4). The generator is a
+Transformer. The embedding of the predicted emotion is added at every position of its encoder and
+decoder, and above the cross-attention each decoder layer has a second attention to the context with
+a gate per word (eq. 5). Soft gates are the probabilities of the cause labels; hard gates are the
+labels, sampled by the Gumbel-softmax trick in training. `<sep>` follows each utterance and counts
+as its last word. The gate of `<cls>` is always 1, so that the attention is defined where no word is
+a cause.
 
 Two stages: the reasoner, then both together (eq. 6-7).
 
 Deviations: as in `transformer.py`, and
-- Eq. 4 and 6 are sums over words. Ours are means: of the responses' words over the batch, of the
-  emotions over the samples, and of the cause labels over the words of a sample, then over samples.
-- Eq. 6 lacks its logarithm. Eq. 5 must let `<cls>` in, whose label, as in eq. 4, is not learned.
-- Section 4.2 gives the reasoner positions, appendix A takes them away: ours has none.
+- Eq. 4 and 6 are sums over words. Here they are means: of response words over the batch, of
+  emotions over the samples, and of cause labels over the words of a sample, then over samples.
+- Eq. 6 lacks its logarithm. Eq. 5 has to include `<cls>`, whose label, as in eq. 4, is not learned.
+- Section 4.2 gives the reasoner positions, appendix A removes them: here it has none.
 - 300 is no multiple of 8 heads: queries, keys and values are 8 x 64 wide.
-- The emotion that the generator is given is the predicted one, in training too, without a gradient
-  through its choice; gates pass theirs on to the reasoner.
-- Hard gates are drawn where the reasoner learns; otherwise the probability is held against a
-  threshold. The public code draws them in its tests, too.
-- Roles are read as in the other systems. Contractions are expanded in the data that all share.
+- The generator gets the predicted emotion in training, too, without a gradient through the argmax;
+  the gates pass their gradient on to the reasoner.
+- Hard gates are sampled only while the reasoner is trained; otherwise its probability is compared
+  with a threshold. The public code samples them in its tests, too.
+- Roles are embedded as in the other systems. Contractions are expanded in the data that all share.
 - With a lexicon instead of causes the reasoner learns which words are intense in NRC-VAD.
-- Where the paper is silent, preset `paper` has what is in its public code: a filter of 4 x 300,
-  dropout, Adam's numbers, shared output weights; not its label smoothing.
+- Where the paper is silent, preset `paper` follows its public code: a filter of 4 x 300, dropout,
+  Adam's parameters, shared output weights; but not its label smoothing.
 """
 
 from collections.abc import Mapping
@@ -57,73 +57,79 @@ from attune.models.transformer import EmbeddedBatch, Transformer, TransformerCon
 
 CAUSES = "context_causes"
 UNKNOWN = -1
-LAST = Progress(fraction=1.0)
+"""The label of a word whose utterance is not annotated."""
+STAGE_END = Progress(fraction=1.0)
+"""Gates have their final temperature outside training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmotionCauseConfig(TransformerConfig):
-    """The Transformer's, which of the ideas are in, how gates open, and how losses are weighed."""
+    """Settings of the Transformer, of the gates and of the loss weights."""
 
     gate: Literal["soft", "hard"] = "soft"
-    """A gate is the probability that a word belongs to the cause, or 0 or 1."""
+    """`soft`: a gate is the probability that a word belongs to the cause; `hard`: 0 or 1."""
     gated_by: Literal["cause", "lexicon", "nothing"] = "cause"
-    """What the reasoner marks and the gates let pass: words of the cause, words that a lexicon
-    holds for intense, or neither, and there are no gates."""
+    """Which words the reasoner labels and the gates select: those of the cause, those that a
+    lexicon rates as intense, or none, without gates."""
     gated_layers: Literal["all", "first", "last"] = "all"
-    """The layers of the decoder that attend through gates."""
+    """The decoder layers with gated attention."""
     gate_temperature: float = 1.0
-    """What logits of the gates are divided by when the joint stage begins."""
+    """Temperature of the gates at the start of the joint stage."""
     final_gate_temperature: float = 1.0
-    """The same at its end and in evaluation; in between it goes from one to the other by equal
-    factors."""
+    """Temperature of the gates at its end and in evaluation; in between it changes
+    geometrically."""
     hard_threshold: float = 0.5
-    """The probability from which a hard gate is open outside training."""
+    """Probability from which a hard gate is 1 outside training."""
     cause_threshold: float = 0.0
-    """The annotator's probability from which an utterance is a cause to learn from; 0 leaves the
-    data's marks as they are."""
+    """Annotator's probability from which an utterance is labelled as a cause; 0 keeps the labels of
+    the data."""
     lexicon_threshold: float = 0.8
-    """|valence - 1/2| + arousal above which a word is intense; a quarter of NRC-VAD is."""
+    """|valence - 1/2| + arousal above which a word is intense; a quarter of NRC-VAD's words are."""
     emotion: bool = True
-    """Give the generator the predicted emotion."""
+    """Add the embedding of the predicted emotion to the generator's inputs."""
     multitask: bool = True
-    """Let the reasoner go on learning with the generator; otherwise it rests."""
+    """Train the reasoner together with the generator; otherwise it is frozen in the joint stage."""
     emotion_weight: float = 1.0
-    """Of the emotion's cross-entropy in eq. 4."""
+    """Weight of the emotion's cross-entropy in eq. 4."""
     cause_weight: float = 1.0
-    """Of the cause labels' cross-entropy in eq. 4."""
+    """Weight of the cause labels' cross-entropy in eq. 4."""
     response_weight: float = 1.0
-    """Of the response's likelihood in eq. 7."""
+    """Weight of the response's negative log-likelihood in eq. 7."""
 
     def __post_init__(self) -> None:
         for name in ("gate_temperature", "final_gate_temperature"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: more than 0 is expected")
+                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
         if not 0 < self.hard_threshold < 1:
-            raise ValueError(f"hard_threshold={self.hard_threshold}: between 0 and 1 is expected")
+            raise ValueError(
+                f"hard_threshold: expected a number between 0 and 1, got {self.hard_threshold}"
+            )
         if not 0 <= self.cause_threshold < 1:
-            raise ValueError(f"cause_threshold={self.cause_threshold}: between 0 and 1 is expected")
+            raise ValueError(
+                f"cause_threshold: expected a number between 0 and 1, got {self.cause_threshold}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardGateConfig(EmotionCauseConfig):
-    """The same with hard gates."""
+    """The same settings with hard gates as default."""
 
     gate: Literal["soft", "hard"] = "hard"
-    """A gate is the probability that a word belongs to the cause, or 0 or 1."""
+    """`soft`: a gate is the probability that a word belongs to the cause; `hard`: 0 or 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reasoned:
-    """What the reasoner makes of a context, as logits."""
+class ReasonerOutput:
+    """The reasoner's predictions for a context."""
 
-    emotion: Tensor
+    emotion_logits: Tensor
     """(B, emotions)."""
-    causes: Tensor | None
-    """(B, S, 2) no cause, cause; None where it marks nothing."""
+    cause_logits: Tensor | None
+    """(B, S, 2) for no cause and cause; None without gates."""
 
 
 class Reasoner(nn.Module):
-    """One layer, one head, no positions; words of its own."""
+    """An encoder of one layer with one head, without positions, with its own word embedding."""
 
     def __init__(self, config: EmotionCauseConfig, data_info: DataInfo):
         super().__init__()
@@ -131,23 +137,23 @@ class Reasoner(nn.Module):
         self.embedding = WordEmbedding(data_info.num_tokens, width, vectors=data_info.word_vectors)
         self.encoder = Encoder(width, 1, 1, width, width, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
-        self.emotion = nn.Linear(width, len(data_info.emotions))
-        self.cause = None if config.gated_by == "nothing" else nn.Linear(width, 2)
+        self.emotion_head = nn.Linear(width, len(data_info.emotions))  # W_e, b_e
+        self.cause_head = None if config.gated_by == "nothing" else nn.Linear(width, 2)  # W_c, b_c
         self.padding = data_info.specials["<pad>"]
 
-    def forward(self, context: Tensor, roles: Tensor) -> Reasoned:
-        """Each (B, S)."""
-        words, speakers = self.embedding(context, roles)
+    def forward(self, context: Tensor, roles: Tensor) -> ReasonerOutput:
+        """Predict emotion and causes from the tokens and roles of a context, (B, S) each."""
+        e_context, e_roles = self.embedding(context, roles)
         mask = (context != self.padding)[:, None, None, :]
-        states = self.encoder(self.dropout(words + speakers), mask)
-        return Reasoned(
-            emotion=self.emotion(states[:, 0]),  # eq. 1
-            causes=None if self.cause is None else self.cause(states),  # eq. 2
+        v = self.encoder(self.dropout(e_context + e_roles), mask)  # (B, S, D)
+        return ReasonerOutput(
+            emotion_logits=self.emotion_head(v[:, 0]),  # eq. 1
+            cause_logits=None if self.cause_head is None else self.cause_head(v),  # eq. 2
         )
 
 
 class GatedDecoderLayer(DecoderLayer):
-    """A decoder layer with a second, gated attention to the source above the first."""
+    """A decoder layer with a second, gated attention to the source above its cross-attention."""
 
     def __init__(
         self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
@@ -158,7 +164,7 @@ class GatedDecoderLayer(DecoderLayer):
         self.gated_norm = nn.LayerNorm(width)
 
     def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Keys and values of the source for both attentions, and the gates (B, S)."""
+        """Return the source's keys and values for both attentions, and the gates (B, S)."""
         assert condition is not None
         cross, gated = super().project_kv(source), self.gated_attention.project_kv(source)
         return (*cross, *gated, condition)
@@ -166,45 +172,47 @@ class GatedDecoderLayer(DecoderLayer):
     def _cross_attend(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         hidden = super()._cross_attend(hidden, source, mask)
         _, _, keys, values, gates = source
-        looked = self.gated_attention.through(self.gated_norm(hidden), keys, values, gates, mask)
-        attended: Tensor = hidden + self.dropout(looked)
-        return attended
+        attended = self.gated_attention.attend_gated(
+            self.gated_norm(hidden), keys, values, gates, mask
+        )
+        output: Tensor = hidden + self.dropout(attended)
+        return output
 
 
 class GatedAttention(Attention):
-    """Attention that gates let through (eq. 5)."""
+    """Attention whose weights are multiplied by gates (eq. 5)."""
 
-    def through(
+    def attend_gated(
         self, query: Tensor, keys: Tensor, values: Tensor, gates: Tensor, mask: Tensor
     ) -> Tensor:
-        """(B, T, D) from (B, T, D), with gates (B, S).
+        """Return the attended values (B, T, D) for queries (B, T, D) and gates (B, S).
 
-        The gates multiply. As logarithms, added to the products, a gate of 0 could not be told by
-        any gradient to open.
+        The gates multiply the exponentials. Added to the logits as logarithms, a gate of 0 could
+        get no gradient.
         """
         queries = self._split_heads(self.queries(query))
-        products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
-        shares = products.masked_fill(~mask, -torch.inf).softmax(dim=-1) * gates[:, None, None, :]
-        # The gate of <cls> keeps the sum from 0, but its share may be rounded to that.
-        weights = shares / shares.sum(dim=-1, keepdim=True).clamp(min=1e-9)
-        mixed = F.dropout(weights, self.dropout, self.training) @ values
-        attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return attended
+        logits = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
+        gated = logits.masked_fill(~mask, -torch.inf).softmax(dim=-1) * gates[:, None, None, :]
+        # The gate of <cls> is 1, but its softmax weight may be rounded to 0.
+        weights = gated / gated.sum(dim=-1, keepdim=True).clamp(min=1e-9)  # eq. 5
+        attended = F.dropout(weights, self.dropout, self.training) @ values
+        output: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return output
 
 
 @dataclass(frozen=True, kw_only=True)
-class Felt(EmbeddedBatch):
-    """A batch as word vectors with the predicted emotion's."""
+class GatedBatch(EmbeddedBatch):
+    """An embedded batch with the reasoner's predictions for it."""
 
     emotion: Tensor
-    """(B, 1, D) the vector of the predicted emotion."""
+    """(B, 1, D) the embedding of the predicted emotion."""
     gates: Tensor | None
-    """(B, S), None where there are none."""
-    reasoned: Reasoned
+    """(B, S); None without gates."""
+    reasoner_output: ReasonerOutput
 
 
 def _ablations(name: str) -> dict[str, Mapping[str, Any]]:
-    """Table 4's, of soft and hard gates alike."""
+    """Return the ablations of table 4, the same for soft and hard gates."""
     return {
         f"{name}-no-multitask": {"multitask": False},
         f"{name}-no-emotion": {"emotion": False},
@@ -213,7 +221,7 @@ def _ablations(name: str) -> dict[str, Mapping[str, Any]]:
 
 
 class EmotionCause(Transformer):
-    """A generator that looks at what a reasoner holds for the emotion's cause, by soft gates."""
+    """A generator with soft gates on its attention to the words of the emotion's cause."""
 
     system = "Emotion cause"
     paper = "Gao et al. 2021"
@@ -263,25 +271,26 @@ class EmotionCause(Transformer):
         },
     }
     intensity: Tensor
+    """(num_tokens,)."""
 
     def __init__(self, config: EmotionCauseConfig, data_info: DataInfo):
         super().__init__(config, data_info)
         self.reasoner = Reasoner(config, data_info)
         if config.emotion:
-            self.emotions = nn.Embedding(len(data_info.emotions), config.width)
-            nn.init.normal_(self.emotions.weight, std=config.width**-0.5)
-        for number in self._gated_layers():
-            self.decoder.layers[number] = GatedDecoderLayer(
+            self.emotion_embedding = nn.Embedding(len(data_info.emotions), config.width)
+            nn.init.normal_(self.emotion_embedding.weight, std=config.width**-0.5)
+        for index in self._gated_layer_indices():
+            self.decoder.layers[index] = GatedDecoderLayer(
                 config.width, config.num_heads, config.key_depth, config.filter_width,
                 config.dropout,
             )  # fmt: skip
         if config.gated_by == "lexicon":
-            assert data_info.intensity is not None, "intensity is asked for in `needs_with`"
+            assert data_info.intensity is not None, "`requirements_for` asks for it"
             self.register_buffer("intensity", data_info.intensity, persistent=False)
 
     @classmethod
     def requirements_for(cls, config: EmotionCauseConfig) -> DataRequirements:
-        """Marks of causes where it learns from them, intensities where from those."""
+        """Return the requirements: cause labels or intensities, whichever the gates use."""
         if config.gated_by == "cause":
             return cls.requirements
         columns = tuple(name for name in cls.requirements.columns if name != CAUSES)
@@ -291,180 +300,189 @@ class EmotionCause(Transformer):
     def stage_independent_settings(
         cls, config: EmotionCauseConfig
     ) -> Mapping[str, tuple[str, ...]]:
-        """The reasoner learns before anything is said or gated."""
+        """The reasoner's stage has neither gates nor responses."""
         gates = ("gate", "gate_temperature", "final_gate_temperature", "hard_threshold")
         return {"reasoner": (*gates, "response_weight", "label_smoothing")}
 
     def stages(self) -> list[Stage]:
-        """The reasoner, then the generator with it (eq. 7), or without where it rests."""
+        """Return the stages: the reasoner, then the generator, with the reasoner if `multitask`."""
         [train] = super().stages()
         parts = train.players["model"]
         if not self.config.multitask:
             parts = tuple(name for name in parts if name != "reasoner")
-        reason = Update(
+        reasoner_update = Update(
             player="reasoner", losses="reasoner_losses", weights=self._reasoner_weights()
         )
         return [
             Stage(
                 name="reasoner",
                 players={"reasoner": ("reasoner",)},
-                updates=(reason,),
+                updates=(reasoner_update,),
                 share=0.25,
             ),
             replace(train, name="joint", players={"model": parts}, share=0.75),
         ]
 
     def loss_weights(self) -> dict[str, float]:
-        """Eq. 7."""
+        """Return the weights of eq. 7."""
         reasoner = self._reasoner_weights() if self.config.multitask else {}
         return {"nll": self.config.response_weight, **reasoner}
 
     def _reasoner_weights(self) -> dict[str, float]:
-        """Eq. 4."""
+        """Return the weights of eq. 4."""
         weights = {"emotion": self.config.emotion_weight}
         if self.config.gated_by != "nothing":
             weights["cause"] = self.config.cause_weight
         return weights
 
     def reasoner_losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The reasoner alone."""
+        """Return the unweighted terms of eq. 4."""
         batch = batches[PAIRED]
-        return self._reasoning(batch, self.reasoner(*self.prepare_context(batch)))
+        return self._reasoning_losses(batch, self.reasoner(*self.prepare_context(batch)))
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The response, and what the reasoner learns beside it."""
+        """Return the unweighted terms of eq. 7: response, emotion and causes."""
         batch = batches[PAIRED]
-        words = self.embed(batch, progress)
-        nll = self.compute_nll(
-            batch, self.decode(words, self.encode_context(words)), words
-        )  # eq. 6
-        return {"nll": nll, **self._reasoning(batch, words.reasoned)}
+        embedded = self.embed(batch, progress)
+        decoded = self.decode(embedded, self.encode_context(embedded))  # (B, T, D)
+        return {
+            "nll": self.compute_nll(batch, decoded, embedded),  # eq. 6
+            **self._reasoning_losses(batch, embedded.reasoner_output),
+        }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The emotion that the reasoner reads in the state of `<cls>`."""
-        reasoned = self.reasoner(batch["context"], batch["context_roles"])
-        return {"emotion": reasoned.emotion.log_softmax(dim=-1)}
+        """Predict the emotion by the reasoner (eq. 1)."""
+        reasoner_output = self.reasoner(batch["context"], batch["context_roles"])
+        return {"emotion": reasoner_output.emotion_logits.log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """The source with its gates, and the emotion that each token is given."""
-        words = self.embed(batch)
+        """Return the decoder's state with the gates and the predicted emotion's embedding."""
+        embedded = self.embed(batch)
         state = self.decoder.init_state(
-            self.encode_context(words), words.attention_mask, words.gates
+            self.encode_context(embedded), embedded.attention_mask, embedded.gates
         )
-        return {**state, "emotion": words.emotion}
+        return {**state, "emotion": embedded.emotion}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more token."""
+        """Decode one more token, the predicted emotion added to its embedding."""
         embedded = self.embed_next(tokens, state["length"]) + state["emotion"]
-        hidden, state = self.decoder.step(embedded, state)
-        return self.output.logits(hidden), state
+        decoded, state = self.decoder.step(embedded, state)
+        return self.output.logits(decoded), state
 
-    def embed(self, batch: Batch, progress: Progress = LAST) -> Felt:
-        """What the encoder and the decoder are given, the predicted emotion at every place."""
+    def embed(self, batch: Batch, progress: Progress = STAGE_END) -> GatedBatch:
+        """Embed context and response, the predicted emotion added at every position."""
         context, roles = self.prepare_context(batch)
         response, padding = batch["response"], self.data_info.specials["<pad>"]
-        reasoned = self._reasoned(batch, context)
-        emotion = self._emotion(reasoned)
-        words, speakers, given = self.embedding(context, roles, self.shift_right(response))
-        return Felt(
-            context=self.dropout(words + speakers + self.positions(context.shape[1]) + emotion),
+        reasoner_output = self._run_reasoner(batch, context)
+        emotion = self._embed_emotion(reasoner_output)
+        e_context, e_roles, e_response = self.embedding(context, roles, self.shift_right(response))
+        return GatedBatch(
+            context=self.dropout(e_context + e_roles + self.positions(context.shape[1]) + emotion),
             attention_mask=(context != padding)[:, None, None, :],
-            decoder_inputs=self.dropout(given + self.positions(given.shape[1]) + emotion),
+            decoder_inputs=self.dropout(e_response + self.positions(e_response.shape[1]) + emotion),
             response_mask=response != padding,
             emotion=emotion,
-            gates=self._gates(reasoned, progress),
-            reasoned=reasoned,
+            gates=self._compute_gates(reasoner_output, progress),
+            reasoner_output=reasoner_output,
         )
 
-    def decode(self, words: EmbeddedBatch, source: Tensor) -> Tensor:
-        """Hidden states (B, T, D) that predict the response."""
-        assert isinstance(words, Felt)
-        hidden: Tensor = self.decoder(
-            words.decoder_inputs, source, words.attention_mask, words.gates
+    def decode(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
+        """Return the decoder's hidden states (B, T, D), teacher-forced."""
+        assert isinstance(embedded, GatedBatch)
+        decoded: Tensor = self.decoder(
+            embedded.decoder_inputs, hidden, embedded.attention_mask, embedded.gates
         )
-        return hidden
+        return decoded
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """The emotion, and of each word how likely it belongs to the cause and its gate."""
-        explanations, words = super().explain(batch), self.embed(batch)
-        causes, gates = words.reasoned.causes, words.gates
-        if causes is None or gates is None:
+        """Explain by the emotion, and for each word its probability of being a cause and its
+        gate."""
+        explanations, embedded = super().explain(batch), self.embed(batch)
+        cause_logits, gates = embedded.reasoner_output.cause_logits, embedded.gates
+        if cause_logits is None or gates is None:
             return explanations
-        there = is_word(batch["context"], self.data_info)
-        shown = {self.config.gated_by: causes.softmax(dim=-1)[..., 1], "gate": gates}
+        word_mask = is_word(batch["context"], self.data_info)
+        word_values = {
+            self.config.gated_by: cause_logits.softmax(dim=-1)[..., 1],
+            "gate": gates,
+        }
         return [
             replace(
                 explanation,
-                by_word={name: each[row][there[row]].tolist() for name, each in shown.items()},
+                by_word={
+                    name: values[row][word_mask[row]].tolist()
+                    for name, values in word_values.items()
+                },
             )
             for row, explanation in enumerate(explanations)
         ]
 
-    def _reasoned(self, batch: Batch, context: Tensor) -> Reasoned:
-        """What the reasoner makes of the context that the generator reads; where it rests, of the
-        context with all its words."""
+    def _run_reasoner(self, batch: Batch, context: Tensor) -> ReasonerOutput:
+        """Apply the reasoner to the generator's context; a frozen one to the context without word
+        dropout."""
         roles = batch["context_roles"]
-        reasoned: Reasoned = (
+        output: ReasonerOutput = (
             self.reasoner(context, roles)
             if self.config.multitask
             else run_frozen(self.reasoner, batch["context"], roles)
         )
-        return reasoned
+        return output
 
-    def _emotion(self, reasoned: Reasoned) -> Tensor:
-        """(B, 1, D) the vector of the likeliest emotion; zeros where the generator gets none."""
+    def _embed_emotion(self, output: ReasonerOutput) -> Tensor:
+        """Return the embedding of the most likely emotion, (B, 1, D); zeros if `emotion` is off."""
         if not self.config.emotion:
-            return reasoned.emotion.new_zeros(len(reasoned.emotion), 1, self.config.width)
-        vectors: Tensor = self.emotions(reasoned.emotion.argmax(dim=-1))
-        return vectors[:, None]
+            return output.emotion_logits.new_zeros(len(output.emotion_logits), 1, self.config.width)
+        embedded: Tensor = self.emotion_embedding(output.emotion_logits.argmax(dim=-1))
+        return embedded[:, None]
 
-    def _gates(self, reasoned: Reasoned, progress: Progress) -> Tensor | None:
-        """(B, S) how far each word may pass."""
-        if reasoned.causes is None:
+    def _compute_gates(self, output: ReasonerOutput, progress: Progress) -> Tensor | None:
+        """Return g, the gate of each word (B, S)."""
+        if output.cause_logits is None:
             return None
-        logits = reasoned.causes[..., 1] - reasoned.causes[..., 0]
+        logits = output.cause_logits[..., 1] - output.cause_logits[..., 0]
         if self.config.gate == "soft":
-            gates = (logits / self._temperature(progress)).sigmoid()
+            gates = (logits / self._gate_temperature(progress)).sigmoid()
         elif self.training and self.config.multitask:
-            gates = drawn(logits, self._temperature(progress))
+            gates = sample_gates(logits, self._gate_temperature(progress))
         else:
             gates = (logits.sigmoid() >= self.config.hard_threshold).to(logits.dtype)
-        return torch.cat([torch.ones_like(gates[:, :1]), gates[:, 1:]], dim=1)  # <cls> passes
+        return torch.cat([torch.ones_like(gates[:, :1]), gates[:, 1:]], dim=1)  # <cls>
 
-    def _temperature(self, progress: Progress) -> float:
+    def _gate_temperature(self, progress: Progress) -> float:
+        """Interpolate geometrically between the first and the final temperature."""
         first, last = self.config.gate_temperature, self.config.final_gate_temperature
-        share = progress.fraction if self.training else 1.0
-        return float(first ** (1 - share) * last**share)
+        fraction = progress.fraction if self.training else 1.0
+        return float(first ** (1 - fraction) * last**fraction)
 
-    def _reasoning(self, batch: Batch, reasoned: Reasoned) -> Losses:
-        """Eq. 3-4, and how many words are marked rightly."""
-        losses = {"emotion": emotion_loss(reasoned.emotion, batch)}
-        if reasoned.causes is None:
+    def _reasoning_losses(self, batch: Batch, output: ReasonerOutput) -> Losses:
+        """Return the terms of eq. 4 and the accuracy of the cause labels."""
+        losses = {"emotion": emotion_loss(output.emotion_logits, batch)}
+        if output.cause_logits is None:
             return losses
-        marks, logits = self._marks(batch)[:, 1:], reasoned.causes[:, 1:]  # without <cls>
-        known = marks >= 0
-        counts = known / known.sum(dim=1, keepdim=True).clamp(min=1) / batch.samples  # (B, S - 1)
-        each = F.cross_entropy(
-            logits.transpose(1, 2), marks, ignore_index=UNKNOWN, reduction="none"
+        labels, logits = self._cause_labels(batch)[:, 1:], output.cause_logits[:, 1:]  # no <cls>
+        known = labels >= 0
+        weights = known / known.sum(dim=1, keepdim=True).clamp(min=1) / batch.samples  # (B, S - 1)
+        cross_entropy = F.cross_entropy(
+            logits.transpose(1, 2), labels, ignore_index=UNKNOWN, reduction="none"
         )
-        right = logits.argmax(dim=-1) == marks
+        correct = logits.argmax(dim=-1) == labels
         return {
             **losses,
-            "cause": (each * counts).sum(),
-            "cause_accuracy": (right * counts).sum().detach(),
+            "cause": (cross_entropy * weights).sum(),
+            "cause_accuracy": (correct * weights).sum().detach(),
         }
 
-    def _marks(self, batch: Batch) -> Tensor:
-        """(B, S) whether each word is to be marked: 1, 0, or -1 where nothing is known."""
+    def _cause_labels(self, batch: Batch) -> Tensor:
+        """Return the target label of each word, (B, S): 1 or 0, -1 where it is unknown."""
         context = batch["context"]
         if self.config.gated_by == "lexicon":
-            marks = (self.intensity[context] > self.config.lexicon_threshold).long()
+            labels = (self.intensity[context] > self.config.lexicon_threshold).long()
         else:
-            marks = batch[CAUSES]
-        return marks.masked_fill(context == self.data_info.specials["<pad>"], UNKNOWN)
+            labels = batch[CAUSES]
+        return labels.masked_fill(context == self.data_info.specials["<pad>"], UNKNOWN)
 
-    def _gated_layers(self) -> range:
-        """The numbers of the decoder's layers that attend through gates."""
+    def _gated_layer_indices(self) -> range:
+        """Return the indices of the decoder layers with gated attention."""
         if self.config.gated_by == "nothing":
             return range(0)
         count = self.config.num_layers
@@ -473,17 +491,16 @@ class EmotionCause(Transformer):
         ]
 
 
-def drawn(logits: Tensor, temperature: float) -> Tensor:
-    """0 or 1, drawn as often as they are likely; the gradient is that of the softmax of what was
-    drawn (Gumbel-softmax, straight-through)."""
-    chance = torch.rand_like(logits)
-    noise = chance.log() - (-chance).log1p()  # of two labels Gumbel's noises differ by this
+def sample_gates(logits: Tensor, temperature: float) -> Tensor:
+    """Sample gates of 0 or 1 from their logits by the straight-through Gumbel-softmax."""
+    uniform = torch.rand_like(logits)
+    noise = uniform.log() - (-uniform).log1p()  # the difference of two Gumbel samples is logistic
     soft = ((logits + noise) / temperature).sigmoid()
     return (soft >= 0.5).to(soft.dtype) + (soft - soft.detach())
 
 
 class HardEmotionCause(EmotionCause):
-    """The same by hard gates."""
+    """The same generator with hard gates."""
 
     Config = HardGateConfig
     ablations: ClassVar = _ablations("emotion-cause-hard")

@@ -1,4 +1,4 @@
-"""Emotion cause: what the reasoner marks, what gates let pass, and what ablations leave out."""
+"""Emotion cause: the reasoner, its losses, the ablations and the data they require."""
 
 import dataclasses
 import json
@@ -10,7 +10,6 @@ import torch
 
 from attune.models import all_variants
 from attune.models.base import PAIRED, Batch, Progress
-from attune.models.emotion_cause import GatedAttention, GatedDecoderLayer, drawn
 from attune.platform.batching.encoding import Layout, Ragged, encode
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import bundled
@@ -23,7 +22,7 @@ from attune.platform.training import settings, setup
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.updates import total_loss, trainable_only
 from attune.platform.training.validation import compute_validation_metrics
-from tests.contract import check_steps_equal_all_at_once, outputs
+from tests.contract import outputs
 
 SOFT, HARD = "emotion-cause-soft", "emotion-cause-hard"
 NAMES = sorted(name for name in all_variants() if name.startswith("emotion-cause"))
@@ -33,20 +32,12 @@ def stages_of(variant):
     return {stage.name: stage for stage in variant.stages()}
 
 
-def joint(variant, batch, **progress):
+def joint_losses(variant, batch, **progress):
     return variant.losses({PAIRED: batch}, Progress(**progress))
 
 
-def changed(batch, **tensors):
+def replace_tensors(batch, **tensors):
     return dataclasses.replace(batch, tensors={**batch.tensors, **tensors})
-
-
-def biased(variant, towards):
-    """A reasoner that holds every word for the cause (or none)."""
-    with torch.no_grad():
-        variant.reasoner.cause.weight.zero_()
-        variant.reasoner.cause.bias.copy_(torch.tensor([-towards, towards]))
-    return variant
 
 
 def test_the_names_are_those_of_the_paper():
@@ -94,8 +85,8 @@ def test_the_reasoner_knows_no_positions(build, batch):
     order = torch.cat([torch.tensor([0]), torch.arange(1, length).flip(0)])
     one = variant.reasoner(context[:, :length], roles[:, :length])
     other = variant.reasoner(context[:, order], roles[:, order])
-    assert torch.allclose(one.emotion, other.emotion, atol=1e-5)
-    assert torch.allclose(one.causes[:, order], other.causes, atol=1e-5)
+    assert torch.allclose(one.emotion_logits, other.emotion_logits, atol=1e-5)
+    assert torch.allclose(one.cause_logits[:, order], other.cause_logits, atol=1e-5)
     assert variant.reasoner.embedding.table.weight is not variant.embedding.table.weight
 
 
@@ -105,10 +96,10 @@ def test_the_reasoners_loss(build, batch):
     marks = batch["context_causes"].clone()
     marks[0, 1:4] = -1
     marks[1, 1:] = -1
-    marked = changed(batch, context_causes=marks)
+    marked = replace_tensors(batch, context_causes=marks)
     terms = variant.reasoner_losses({PAIRED: marked}, Progress())
-    reasoned = variant.reasoner(batch["context"], batch["context_roles"])
-    causes, emotions = reasoned.causes.log_softmax(-1), reasoned.emotion.log_softmax(-1)
+    output = variant.reasoner(batch["context"], batch["context_roles"])
+    causes, emotions = output.cause_logits.log_softmax(-1), output.emotion_logits.log_softmax(-1)
     cause = emotion = right = 0.0
     for row in range(len(batch)):
         emotion -= emotions[row, batch["emotion"][row]].item() / len(batch)
@@ -128,7 +119,7 @@ def test_the_reasoners_loss(build, batch):
 def test_joint_loss_is_the_sum_of_all_terms(build, batch):
     variant = build(SOFT, emotion_weight=2.0, cause_weight=3.0, response_weight=0.5).variant.eval()
     [update] = stages_of(variant)["joint"].updates
-    terms = joint(variant, batch)
+    terms = joint_losses(variant, batch)
     expected = 0.5 * terms["nll"] + 2 * terms["emotion"] + 3 * terms["cause"]  # eq. 7
     assert torch.allclose(total_loss(update, terms), expected)
     [update] = stages_of(variant)["reasoner"].updates
@@ -136,190 +127,38 @@ def test_joint_loss_is_the_sum_of_all_terms(build, batch):
     assert all(weight == 1.0 for weight in build(SOFT).variant.loss_weights().values())
 
 
-def test_gated_attention_is_equation_5():
-    torch.manual_seed(0)
-    attention = GatedAttention(12, 2, 8).double().eval()
-    query, source = torch.randn(1, 3, 12).double(), torch.randn(1, 5, 12).double()
-    gates = torch.tensor([[1.0, 0.0, 0.3, 1.0, 0.7]]).double()
-    mask = torch.tensor([True, True, True, True, False])[None, None, None, :]
-    keys, values = attention.project_kv(source)
-    found = attention.through(query, keys, values, gates, mask)
-    queries = attention._split_heads(attention.queries(query))
-    for place in range(3):
-        mixed = []
-        for head in range(2):
-            scores = [queries[0, head, place] @ keys[0, head, i] / 2.0 for i in range(4)]
-            opened = torch.stack([gates[0, i] * scores[i].exp() for i in range(4)])
-            weights = opened / opened.sum()
-            assert weights[1] == 0.0
-            mixed.append(sum(weights[i] * values[0, head, i] for i in range(4)))
-        assert torch.allclose(found[0, place], attention.out(torch.cat(mixed)))
-
-
-def test_a_share_that_rounds_to_nothing_is_no_division_by_it():
-    attention = GatedAttention(4, 1, 4)
-    for layer in (attention.queries, attention.keys):
-        layer.weight.data.copy_(torch.eye(4))
-    query, gates = torch.full((1, 1, 4), 30.0), torch.tensor([[1.0, 0.0]], requires_grad=True)
-    source = torch.stack([torch.full((4,), -30.0), torch.full((4,), 30.0)])[None]
-    mask = torch.ones(1, 1, 1, 2, dtype=torch.bool)
-    found = attention.through(query, *attention.project_kv(source), gates, mask)
-    found.sum().backward()
-    assert torch.isfinite(found).all()
-    assert torch.isfinite(gates.grad).all()
-
-
 @torch.no_grad()
-def test_gated_attention_stands_above_the_cross_attention():
-    """Its queries are what the cross attention gives."""
-    torch.manual_seed(0)
-    layer = GatedDecoderLayer(12, 2, 8, 16, 0.0).eval()
-    hidden, source = torch.randn(2, 3, 12), torch.randn(2, 5, 12)
-    mask, gates = torch.ones(2, 1, 1, 5, dtype=torch.bool), torch.rand(2, 5)
-    remembered = layer.project_kv(source, gates)
-    found, _ = layer(hidden, remembered, mask)
-    after_self, _ = layer._self_attend(hidden, None)
-    cross = layer.cross_attention
-    crossed = after_self + cross.cross_attend(
-        layer.cross_norm(after_self), *cross.project_kv(source), mask
-    )
-    gated = layer.gated_attention
-    passed = crossed + gated.through(
-        layer.gated_norm(crossed), *gated.project_kv(source), gates, mask
-    )
-    expected = passed + layer.feed_forward(layer.feed_forward_norm(passed))
-    assert torch.allclose(found, expected, atol=1e-6)
-
-
-@torch.no_grad()
-def test_soft_gates_are_probabilities_and_hard_ones_labels(build, batch):
-    soft = build(SOFT).variant.eval()
-    words = soft.embed(batch)
-    expected = words.reasoned.causes.softmax(dim=-1)[..., 1]
-    assert torch.allclose(words.gates[:, 1:], expected[:, 1:], atol=1e-6)
-    assert words.gates[:, 0].eq(1).all()
-    middle = expected[:, 1:][batch["context"][:, 1:] != 0].median().item()
-    hard = build(HARD, hard_threshold=middle).variant.eval()
-    words = hard.embed(batch)
-    expected = (words.reasoned.causes.softmax(dim=-1)[..., 1] >= middle).float()
-    assert 0 < expected[:, 1:].mean() < 1
-    assert words.gates[:, 1:].equal(expected[:, 1:])
-    assert words.gates[:, 0].eq(1).all()
-
-
-@torch.no_grad()
-def test_closed_gates_leave_cls(build, batch):
-    """No cause at all is no 0 / 0, and what lies behind closed gates is not seen."""
-    variant = biased(build(HARD).variant.eval(), -20.0)
-    values = variant.log_likelihood(batch)
-    assert torch.isfinite(values).all()
-    layer = variant.decoder.layers[0].gated_attention
-    source = torch.randn(1, 4, variant.config.width)
-    other = torch.cat([source[:, :1], torch.randn_like(source[:, 1:])], dim=1)
-    mask, gates = torch.ones(1, 1, 1, 4, dtype=torch.bool), torch.tensor([[1.0, 0, 0, 0]])
-    query = torch.randn(1, 2, variant.config.width)
-    one, two = (layer.through(query, *layer.project_kv(s), gates, mask) for s in (source, other))
-    assert torch.allclose(one, two)
-    opened = biased(variant, 20.0).log_likelihood(batch)
-    assert not torch.allclose(values, opened)
-
-
-def test_hard_gates_are_drawn_as_often_as_they_are_likely():
-    torch.manual_seed(0)
-    logits = torch.tensor([-2.0, 0.0, 1.0]).expand(8000, 3).clone().requires_grad_()
-    gates = drawn(logits, 0.5)
-    assert set(gates.unique().tolist()) == {0.0, 1.0}
-    assert torch.allclose(gates.mean(dim=0), logits[0].sigmoid(), atol=0.02)
-    torch.manual_seed(1)
-    [found] = torch.autograd.grad(drawn(logits, 0.5).sum(), logits)
-    torch.manual_seed(1)
-    chance = torch.rand_like(logits)
-    soft = ((logits + chance.logit()) / 0.5).sigmoid()
-    [expected] = torch.autograd.grad(soft.sum(), logits)
-    assert torch.allclose(found, expected, atol=1e-5)
-    assert (found[gates == 0].abs().sum() > 0).all()
-
-
-@pytest.mark.parametrize("name", [SOFT, HARD])
-def test_the_response_teaches_the_reasoner_through_the_gates(build, batch, name):
-    variant = build(name).variant.train()
-    joint(variant, batch, fraction=0.5)["nll"].backward()
-    assert variant.reasoner.cause.weight.grad.abs().sum() > 0
-    assert variant.reasoner.embedding.table.weight.grad.abs().sum() > 0
-    assert torch.isfinite(variant.reasoner.cause.weight.grad).all()
-    assert variant.reasoner.emotion.weight.grad is None  # there is no gradient through a choice
-
-
-def test_a_closed_gate_can_be_told_to_open(build, batch):
-    """As a logarithm added to the scores a gate of 0 would get no gradient, or none that is one."""
-    variant = build(HARD).variant.train()
-    words = variant.embed(batch)
-    closed = torch.zeros_like(words.gates).requires_grad_()
-    gates = torch.cat([torch.ones_like(closed[:, :1]), closed[:, 1:]], dim=1)
-    hidden = variant.decoder(
-        words.decoder_inputs, variant.encode_context(words), words.attention_mask, gates
-    )
-    variant.compute_nll(batch, hidden, words).backward()
-    real = batch["context"] != 0
-    assert torch.isfinite(closed.grad).all()
-    assert (closed.grad[:, 1:][real[:, 1:]] != 0).float().mean() > 0.9
-
-
-def test_gates_cool_down(build, batch):
-    variant = build(SOFT, gate_temperature=4.0, final_gate_temperature=1.0).variant.train()
-    found = [variant._temperature(Progress(fraction=share)) for share in (0.0, 0.5, 1.0)]
-    assert found == pytest.approx([4.0, 2.0, 1.0])
-    warm, cold = (variant.embed(batch, Progress(fraction=share)).gates for share in (0.0, 1.0))
-    assert ((warm - 0.5).abs() <= (cold - 0.5).abs() + 1e-6).all()
-    assert variant.eval()._temperature(Progress(fraction=0.0)) == pytest.approx(1.0)
-    wrong = ({"gate_temperature": "0"}, {"final_gate_temperature": "-1"}, {"hard_threshold": "1"})
-    for overrides in wrong:
-        with pytest.raises(UsageError, match="expected"):
-            settings.configure(SOFT, "tiny", overrides)
-
-
-@pytest.mark.parametrize(
-    ("gated_layers", "expected"), [("all", [0, 1, 2]), ("first", [0]), ("last", [2])]
-)
-def test_where_gates_are(build, batch, gated_layers, expected):
-    variant = build(SOFT, num_layers=3, gated_layers=gated_layers).variant
-    layers = enumerate(variant.decoder.layers)
-    assert [number for number, at in layers if isinstance(at, GatedDecoderLayer)] == expected
-    check_steps_equal_all_at_once(variant, batch)
-
-
-@torch.no_grad()
-def test_the_generator_is_given_the_predicted_emotion(build, batch):
-    """At every place of the encoder and of the decoder, in training too."""
+def test_the_generator_gets_the_predicted_emotion(build, batch):
+    """At every position of encoder and decoder, in training too."""
     variant = build(SOFT, dropout=0.0).variant.train()
     predicted = variant.predict(batch)["emotion"].argmax(dim=-1)
     before = variant.embed(batch)
-    assert before.emotion[:, 0].equal(variant.emotions(predicted))
-    other = changed(batch, emotion=(batch["emotion"] + 1) % 32)
+    assert before.emotion[:, 0].equal(variant.emotion_embedding(predicted))
+    other = replace_tensors(batch, emotion=(batch["emotion"] + 1) % 32)
     assert variant.embed(other).context.equal(before.context)
-    variant.emotions.weight[predicted.unique()] += 1.0
+    variant.emotion_embedding.weight[predicted.unique()] += 1.0
     after = variant.embed(batch)
     for one, two in (
         (before.context, after.context),
         (before.decoder_inputs, after.decoder_inputs),
     ):
         assert torch.allclose(two - one, torch.ones_like(one), atol=1e-5)
-    kept = variant.log_likelihood(batch)
-    untold = [number for number in range(32) if number not in predicted.tolist()]
-    variant.emotions.weight[untold] += 1.0
-    assert variant.log_likelihood(batch).equal(kept)
+    values = variant.log_likelihood(batch)
+    not_predicted = [number for number in range(32) if number not in predicted.tolist()]
+    variant.emotion_embedding.weight[not_predicted] += 1.0
+    assert variant.log_likelihood(batch).equal(values)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_marks_are_not_used_in_evaluation(build, batch, name):
     variant = build(name).variant.eval()
-    other = changed(batch, context_causes=1 - batch["context_causes"])
+    other = replace_tensors(batch, context_causes=1 - batch["context_causes"])
     for one, two in zip(outputs(variant, batch), outputs(variant, other), strict=True):
         assert one.equal(two)
 
 
 @pytest.mark.parametrize("name", [SOFT, HARD])
-def test_without_multitask_the_reasoner_rests(build, batch, name):
+def test_without_multitask_the_reasoner_is_frozen(build, batch, name):
     variant = build(f"{name}-no-multitask", dropout=0.5, word_dropout=0.5).variant.train()
     stages = stages_of(variant)
     assert stages["reasoner"].players == {"reasoner": ("reasoner",)}
@@ -327,10 +166,10 @@ def test_without_multitask_the_reasoner_rests(build, batch, name):
     parts = stages["joint"].players[update.player]
     assert "reasoner" not in parts
     assert update.weights == {"nll": 1.0}
-    words = variant.embed(batch)
-    assert words.gates.equal(variant.embed(batch).gates), "nothing is dropped out or drawn"
+    embedded = variant.embed(batch)
+    assert embedded.gates.equal(variant.embed(batch).gates), "nothing is dropped out or sampled"
     assert variant.reasoner.training
-    total_loss(update, joint(variant, batch)).backward()
+    total_loss(update, joint_losses(variant, batch)).backward()
     assert all(p.grad is None for p in variant.reasoner.parameters())
     assert "reasoner" in stages_of(build(name).variant)["joint"].players["model"]
 
@@ -339,7 +178,7 @@ def test_without_multitask_the_reasoner_rests(build, batch, name):
 def test_without_emotion_the_generator_gets_none(build, batch, name):
     variant = build(f"{name}-no-emotion").variant.eval()
     whole = {n for n, _ in build(name).variant.named_parameters()}
-    assert whole - {n for n, _ in variant.named_parameters()} == {"emotions.weight"}
+    assert whole - {n for n, _ in variant.named_parameters()} == {"emotion_embedding.weight"}
     assert not variant.embed(batch).emotion.any()
     assert "emotion" in variant.loss_weights(), "it is still predicted"
 
@@ -352,7 +191,7 @@ def test_without_cause_there_are_no_gates_and_no_marks(build, batch):
     assert set(variant.loss_weights()) == {"nll", "emotion"}
     blind = {name: t for name, t in batch.tensors.items() if name != "context_causes"}
     unmarked = Batch(tensors=blind, samples=batch.samples, tokens=batch.tokens)
-    assert set(joint(variant, unmarked)) == {"nll", "emotion"}
+    assert set(joint_losses(variant, unmarked)) == {"nll", "emotion"}
     assert variant.explain(unmarked)[0].by_word is None
 
 
@@ -362,7 +201,7 @@ def test_with_a_lexicon_intense_words_are_marked(build, batch, vocabulary, name)
     variant = model.variant
     blind = {n: t for n, t in batch.tensors.items() if n != "context_causes"}
     unmarked = Batch(tensors=blind, samples=batch.samples, tokens=batch.tokens)
-    marks = variant._marks(unmarked)
+    marks = variant._cause_labels(unmarked)
     values = bundled.lexicon().valence_arousal
     for tokens, row in zip(batch["context"].tolist(), marks.tolist(), strict=True):
         for token, mark in zip(tokens, row, strict=True):
@@ -371,11 +210,11 @@ def test_with_a_lexicon_intense_words_are_marked(build, batch, vocabulary, name)
             expected = int(abs(valence - 0.5) + arousal > 0.9) if token else -1
             assert mark == expected, word
     assert (marks == 1).any()
-    assert torch.isfinite(joint(variant, unmarked)["cause"])
+    assert torch.isfinite(joint_losses(variant, unmarked)["cause"])
     assert variant.explain(unmarked)[0].by_word.keys() == {"lexicon", "gate"}
 
 
-def test_needs_follow_the_settings(build, test_samples):
+def test_requirements_follow_the_settings(build, test_samples):
     few = test_samples.head(4)
     for name, reads, intensity in (
         (SOFT, True, False),
@@ -411,17 +250,17 @@ def test_explanations_are_of_the_words_that_are_shown(build, tmp_path, name):
     responder = Responder(tmp_path)
     turns = ["My dog ran away.", "Oh no!", "He is zzyzx old."]
     [answer] = responder.respond([turns])
-    found = answer.explanation
-    assert " ".join(found.words) == "my dog ran away . oh no ! he is <unk> old ."
-    assert set(found.by_word) == {"cause", "gate"}
-    assert all(len(values) == len(found.words) for values in found.by_word.values())
-    assert all(0 <= value <= 1 for values in found.by_word.values() for value in values)
-    assert sum(found.emotion.values()) == pytest.approx(1.0, abs=1e-4)
+    explanation = answer.explanation
+    assert " ".join(explanation.words) == "my dog ran away . oh no ! he is <unk> old ."
+    assert set(explanation.by_word) == {"cause", "gate"}
+    assert all(len(values) == len(explanation.words) for values in explanation.by_word.values())
+    assert all(0 <= value <= 1 for values in explanation.by_word.values() for value in values)
+    assert sum(explanation.emotion.values()) == pytest.approx(1.0, abs=1e-4)
     if name == SOFT:
-        assert found.by_word["gate"] == pytest.approx(found.by_word["cause"], abs=1e-5)
+        assert explanation.by_word["gate"] == pytest.approx(explanation.by_word["cause"], abs=1e-5)
     else:
-        opened = [float(cause >= 0.5) for cause in found.by_word["cause"]]
-        assert found.by_word["gate"] == opened
+        opened = [float(cause >= 0.5) for cause in explanation.by_word["cause"]]
+        assert explanation.by_word["gate"] == opened
     batch = responder._batch([turns, ["I am so proud !"]])
     with torch.no_grad():
         [alone] = responder.variant.explain(rows_of_context(batch, 1))
@@ -499,8 +338,8 @@ def test_intensity_is_of_either_side():
     lexicon = Lexicon(
         words=frozenset(), valence_arousal={"joy": (0.9, 0.6), "grief": (0.1, 0.6), "mud": (0.5, 0)}
     )
-    found = [lexicon.intensity(word) for word in ("joy", "grief", "mud", "table")]
-    assert found == pytest.approx([1.0, 1.0, 0.0, 0.0])
+    values = [lexicon.intensity(word) for word in ("joy", "grief", "mud", "table")]
+    assert values == pytest.approx([1.0, 1.0, 0.0, 0.0])
 
 
 def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
@@ -524,13 +363,13 @@ def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
             optimizer.zero_grad()
             total_loss(stage.updates[0], terms).backward()
             optimizer.step()
-    found = compute_validation_metrics(variant, stage, valid, ProcessGroup())
+    metrics = compute_validation_metrics(variant, stage, valid, ProcessGroup())
     marks = valid["context_causes"].values
     commoner = max((marks == 0).mean(), (marks == 1).mean())
-    assert found["valid_cause_accuracy"] > commoner + 0.05
+    assert metrics["valid_cause_accuracy"] > commoner + 0.05
 
 
-def test_perplexity_begins_with_the_stage_that_teaches_to_speak(build, prepared):
+def test_perplexity_is_reported_from_the_first_stage_that_trains_the_decoder(build, prepared):
     model = build(SOFT)
     valid = model.columns(read_samples(prepared, "valid").head(20))
     reasoner, generator = stages_of(model.variant).values()
