@@ -1,16 +1,16 @@
 """DualVAE: a conditional variational auto-encoder with a second decoder (Tran and Nguyen 2018).
 
-A latent Gaussian is inferred from context and response, and from the context alone where there is
-no response yet; its sample stands at the decoder's first place. A second decoder tells the response
-again from its own encoding alone; both share word vectors and output layer, so that what one learns
-of saying things the other has. The emotion is predicted as in Multi-TRS.
+A Gaussian latent z is inferred from context and response by the posterior q(z | c, y), and from the
+context alone by the prior p(z | c); its sample is the decoder's first input. A second decoder
+reconstructs the response from its own encoding alone. Both share word embedding and output layer,
+so that the auto-encoder also trains the dialogue model's. The emotion is predicted as in Multi-TRS.
 
-The paper is not at hand: this follows what the Dual-Emp paper says of it.
+The original paper was not available: this follows its description in the Dual-Emp paper.
 
 Deviations: as in `transformer.py`, and
-- The second decoder sees one vector, the state of the response's first token: with all states it
-  would have nothing to learn but copying.
-- Perplexity is taken, and answers are made, at the prior's mean.
+- The second decoder attends to one vector, the state of the response's first token: with all states
+  it could just copy.
+- Perplexity and generated responses use the prior's mean.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from attune.models.base import (
     SearchSpaces,
     State,
 )
-from attune.models.latents import Gaussian, annealing_weight, divergence, sampled
+from attune.models.latents import Gaussian, annealing_weight, divergence, sample_gaussian
 from attune.models.layers import Decoder, Encoder
 from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
 from attune.models.transformer import EmbeddedBatch
@@ -40,18 +40,18 @@ from attune.models.transformer import EmbeddedBatch
 
 @dataclass(frozen=True, kw_only=True)
 class DualVaeConfig(MultitaskConfig):
-    """Multi-TRS's, and how the latent and the second decoder are weighed."""
+    """Settings of Multi-TRS, and of the latent and the auto-encoder."""
 
     divergence_weight: float = 1.0
-    """Of the latent's divergence from its prior, once it has risen."""
+    """Weight of the KL divergence of posterior and prior, after annealing."""
     auto_encoding_weight: float = 1.0
-    """Of telling the response again."""
+    """Weight of reconstructing the response."""
     annealing_steps: int = 10_000
-    """Steps in which the divergence's weight rises from 0; 0 weighs it fully from the first on."""
+    """Steps in which the divergence's weight rises from 0 to 1; 0 disables annealing."""
 
 
 class DualVae(MultiTransformer):
-    """A response from a latent and the context, and from itself."""
+    """A conditional VAE with an auto-encoder of the response."""
 
     system = "DualVAE"
     paper = "Tran and Nguyen 2018"
@@ -75,12 +75,12 @@ class DualVae(MultiTransformer):
         width = config.width
         shape = (width, config.num_layers, config.num_heads, config.key_depth)
         self.prior = Gaussian(width, width)  # p(z | c)
-        self.recognition = Gaussian(2 * width, width)  # q(z | c, y)
+        self.posterior = Gaussian(2 * width, width)  # q(z | c, y)
         self.response_encoder = Encoder(*shape, config.filter_width, config.dropout)
         self.response_decoder = Decoder(*shape, config.filter_width, config.dropout)
 
     def loss_weights(self) -> dict[str, float]:
-        """Response, emotion, latent, and the response from itself."""
+        """Return the weights of response, emotion, divergence and auto-encoding."""
         return {
             **super().loss_weights(),
             "divergence": self.config.divergence_weight,
@@ -88,46 +88,50 @@ class DualVae(MultiTransformer):
         }
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The evidence bound's two terms, auto-encoding, and the emotion."""
+        """Return the unweighted terms: both of the evidence lower bound, the emotion, and
+        auto-encoding."""
         batch = batches[PAIRED]
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        encoded = self.response_encoder(
-            words.decoder_inputs, words.response_mask[:, None, None, :]
-        )[:, :1]
-        both = torch.cat([source[:, 0], encoded[:, 0]], dim=1)
-        prior, posterior = self.prior(source[:, 0]), self.recognition(both)
-        # What is looked at in between is what answers will be made from.
-        latent = sampled(*posterior) if self.training else prior[0]
-        nothing_hidden = torch.ones_like(encoded[:, :, 0], dtype=torch.bool)[:, None, None, :]
-        again = self.response_decoder(words.decoder_inputs, encoded, nothing_hidden)
-        bound = divergence(*posterior, *prior).sum() / batch.samples
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)  # (B, S, D)
+        h_cls = hidden[:, 0]
+        encoded_response = self.response_encoder(
+            embedded.decoder_inputs, embedded.response_mask[:, None, None, :]
+        )[:, :1]  # (B, 1, D)
+        prior = self.prior(h_cls)
+        posterior = self.posterior(torch.cat([h_cls, encoded_response[:, 0]], dim=1))
+        # Validation must see what decoding will see: the prior's mean.
+        z = sample_gaussian(*posterior) if self.training else prior[0]
+        mask = torch.ones_like(encoded_response[:, :, 0], dtype=torch.bool)[:, None, None, :]
+        reconstructed = self.response_decoder(embedded.decoder_inputs, encoded_response, mask)
+        kl = divergence(*posterior, *prior).sum() / batch.samples
         return {
-            "nll": self.compute_nll(batch, self._decoded(words, source, latent), words),
-            "emotion": emotion_loss(self.classifier(source[:, 0]), batch),
-            "divergence": self._divergence_weight(progress) * bound,
-            "auto_encoding": self.compute_nll(batch, again, words),
+            "nll": self.compute_nll(batch, self._decode_latent(embedded, hidden, z), embedded),
+            "emotion": emotion_loss(self.classifier(h_cls), batch),
+            "divergence": self._kl_weight(progress) * kl,
+            "auto_encoding": self.compute_nll(batch, reconstructed, embedded),
         }
 
-    def decode(self, words: EmbeddedBatch, source: Tensor) -> Tensor:
-        """Hidden states (B, T, D) that predict the response, the latent at its prior mean."""
-        return self._decoded(words, source, self.prior(source[:, 0])[0])
+    def decode(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
+        """Return the decoder's hidden states (B, T, D), teacher-forced, for the prior's mean."""
+        return self._decode_latent(embedded, hidden, self.prior(hidden[:, 0])[0])
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """The context, and the prior's mean for the first place."""
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        state = self.decoder.init_state(source, words.attention_mask)
-        return {**state, "first_input": self._first(self.prior(source[:, 0])[0])}
+        """Return the decoder's state, with the prior's mean as first input."""
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)
+        state = self.decoder.init_state(hidden, embedded.attention_mask)
+        return {**state, "first_input": self._embed_latent(self.prior(hidden[:, 0])[0])}
 
-    def _decoded(self, words: EmbeddedBatch, source: Tensor, latent: Tensor) -> Tensor:
-        given = torch.cat([self._first(latent), words.decoder_inputs[:, 1:]], dim=1)
-        hidden: Tensor = self.decoder(given, source, words.attention_mask)
-        return hidden
+    def _decode_latent(self, embedded: EmbeddedBatch, hidden: Tensor, z: Tensor) -> Tensor:
+        """Return the decoder's hidden states (B, T, D), teacher-forced, for latents z (B, D)."""
+        decoder_inputs = torch.cat([self._embed_latent(z), embedded.decoder_inputs[:, 1:]], dim=1)
+        decoded: Tensor = self.decoder(decoder_inputs, hidden, embedded.attention_mask)
+        return decoded
 
-    def _first(self, latent: Tensor) -> Tensor:
-        """(B, 1, D) the latent where `<sos>` would stand."""
-        return latent[:, None] + self.positions(1)
+    def _embed_latent(self, z: Tensor) -> Tensor:
+        """Return the latent as the decoder's first input, in place of `<sos>`, (B, 1, D)."""
+        return z[:, None] + self.positions(1)
 
-    def _divergence_weight(self, progress: Progress) -> float:
+    def _kl_weight(self, progress: Progress) -> float:
+        """Return the annealing weight in training, 1 otherwise."""
         return annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0

@@ -26,8 +26,8 @@ class Gaussian(nn.Module):
         return mean, log_variance
 
 
-def sampled(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """A sample through which gradients pass."""
+def sample_gaussian(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """Return a sample by the reparameterisation trick."""
     return mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
 
 

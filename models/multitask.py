@@ -1,9 +1,8 @@
-"""Multi-TRS and EmoPrepend-1: the Transformer that also knows the emotion (Rashkin et al. 2019).
+"""Multi-TRS and EmoPrepend-1: Transformers that predict the emotion (Rashkin et al. 2019).
 
 Multi-TRS adds a linear layer on the state of `<cls>` that predicts the conversation's emotion, and
-its cross-entropy. EmoPrepend-1 first trains a classifier on the same contexts, freezes it, and puts
-the *word* of the one most likely emotion in front of the encoder's input, in training and test
-alike.
+its cross-entropy. EmoPrepend-1 first trains a classifier on the same contexts, freezes it, and
+prepends the *word* of the most likely emotion to the encoder's input, in training and test alike.
 
 Deviations: as in `transformer.py`. EmoPrepend-1's classifier is a Transformer encoder of its own,
 where the data-set paper used fastText.
@@ -35,7 +34,7 @@ from attune.models.transformer import Transformer, TransformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MultitaskConfig(TransformerConfig):
-    """The Transformer's, and how much the emotion counts."""
+    """Settings of the Transformer, and the weight of the emotion."""
 
     emotion_weight: float = 1.0
     """Weight of the emotion's cross-entropy beside the response's."""
@@ -48,26 +47,26 @@ SMALL = {
     "warmup_steps": 100,
     "max_epochs": 6,
 }
-"""What preset `small` has for systems that learn emotions from the bundled corpus (docs/log.md)."""
+"""Preset `small` of systems that learn emotions from the bundled corpus (docs/log.md)."""
 
 
 def emotion_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """The mean cross-entropy of the global batch's emotions; samples without one do not count."""
+    """Return the mean cross-entropy over the global batch; samples without an emotion count 0."""
     total = F.cross_entropy(logits, batch["emotion"], ignore_index=-1, reduction="sum")
     return total / batch.samples
 
 
 @torch.no_grad()
-def run_frozen(part: nn.Module, *given: Tensor) -> Any:
-    """What a frozen part makes of it: it must not drop anything out while the rest is trained."""
-    trained = part.training
-    made = part.eval()(*given)
-    part.train(trained)
-    return made
+def run_frozen(module: nn.Module, *inputs: Tensor) -> Any:
+    """Return the output of a frozen module, without its dropout while the rest is trained."""
+    was_training = module.training
+    output = module.eval()(*inputs)
+    module.train(was_training)
+    return output
 
 
 class MultiTransformer(Transformer):
-    """Multi-TRS: one encoder for both tasks."""
+    """Multi-TRS: one encoder for response and emotion."""
 
     system = "Multi-TRS"
     paper = "Rashkin et al. 2019"
@@ -90,27 +89,27 @@ class MultiTransformer(Transformer):
         self.classifier = nn.Linear(config.width, len(data_info.emotions))
 
     def loss_weights(self) -> dict[str, float]:
-        """Response and emotion."""
+        """Return the weights of response and emotion."""
         return {"nll": 1.0, "emotion": self.config.emotion_weight}
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Both from one reading of the context."""
+        """Return the unweighted terms: response and emotion."""
         batch = batches[PAIRED]
-        words = self.embed(batch)
-        source = self.encode_context(words)
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)  # (B, S, D)
         return {
-            "nll": self.compute_nll(batch, self.decode(words, source), words),
-            "emotion": emotion_loss(self.classifier(source[:, 0]), batch),
+            "nll": self.compute_nll(batch, self.decode(embedded, hidden), embedded),
+            "emotion": emotion_loss(self.classifier(hidden[:, 0]), batch),
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The emotion from the state of `<cls>`."""
-        source = self.encode_context(self.embed(batch))
-        return {"emotion": self.classifier(source[:, 0]).log_softmax(dim=-1)}
+        """Predict the emotion from the state of `<cls>`."""
+        hidden = self.encode_context(self.embed(batch))
+        return {"emotion": self.classifier(hidden[:, 0]).log_softmax(dim=-1)}
 
 
-class EmotionReader(nn.Module):
-    """An encoder whose `<cls>` state tells the emotion."""
+class EmotionClassifier(nn.Module):
+    """An encoder with a linear layer on the state of `<cls>`."""
 
     def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__()
@@ -121,67 +120,70 @@ class EmotionReader(nn.Module):
         self.positions = Positions(config.width)
         self.encoder = Encoder(*shape, config.filter_width, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
-        self.labels = nn.Linear(config.width, len(data_info.emotions))
+        self.output = nn.Linear(config.width, len(data_info.emotions))
         self.padding = data_info.specials["<pad>"]
 
     def forward(self, context: Tensor, roles: Tensor) -> Tensor:
-        """(B, S) -> (B, emotions) logits."""
-        words, speakers = self.embedding(context, roles)
-        embedded = self.dropout(words + speakers + self.positions(context.shape[1]))
-        states = self.encoder(embedded, (context != self.padding)[:, None, None, :])
-        logits: Tensor = self.labels(states[:, 0])
+        """Return the logits (B, emotions), from the tokens and roles of a context, (B, S) each."""
+        e_context, e_roles = self.embedding(context, roles)
+        embedded = self.dropout(e_context + e_roles + self.positions(context.shape[1]))
+        hidden = self.encoder(embedded, (context != self.padding)[:, None, None, :])
+        logits: Tensor = self.output(hidden[:, 0])
         return logits
 
 
 class EmoPrepend(Transformer):
-    """EmoPrepend-1: the predicted emotion's word stands in front of the context."""
+    """EmoPrepend-1: the word of the predicted emotion is prepended to the context."""
 
     system = "EmoPrepend-1"
     paper = "Rashkin et al. 2019"
     emotion_tokens: Tensor
+    """(emotions,) the token of each emotion's word."""
 
     def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__(config, data_info)
-        self.reader = EmotionReader(config, data_info)
+        self.emotion_classifier = EmotionClassifier(config, data_info)
         self.register_buffer(
             "emotion_tokens", torch.tensor(data_info.emotion_tokens), persistent=False
         )
 
     @classmethod
     def stage_independent_settings(cls, config: TransformerConfig) -> Mapping[str, tuple[str, ...]]:
-        """The classifier says nothing."""
+        """The classifier's stage has no responses."""
         return {"classifier": ("label_smoothing",)}
 
     def stages(self) -> list[Stage]:
-        """The classifier, then the dialogue model while the classifier rests."""
+        """Return the stages: the classifier, then the dialogue model while it is frozen."""
         [train] = super().stages()
-        parts = tuple(name for name in train.players["model"] if name != "reader")
-        read = Update(player="reader", losses="reader_losses", weights={"emotion": 1.0})
+        parts = tuple(name for name in train.players["model"] if name != "emotion_classifier")
+        classifier_update = Update(
+            player="classifier", losses="classifier_losses", weights={"emotion": 1.0}
+        )
         return [
             Stage(
                 name="classifier",
-                players={"reader": ("reader",)},
-                updates=(read,),
+                players={"classifier": ("emotion_classifier",)},
+                updates=(classifier_update,),
                 share=0.25,
                 metric="valid_emotion_accuracy",
             ),
             replace(train, players={"model": parts}, share=0.75),
         ]
 
-    def reader_losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The classifier's cross-entropy."""
+    def classifier_losses(self, batches: Batches, progress: Progress) -> Losses:
+        """Return the cross-entropy of the classifier."""
         batch = batches[PAIRED]
-        logits = self.reader(batch["context"], batch["context_roles"])
+        logits = self.emotion_classifier(batch["context"], batch["context_roles"])
         return {"emotion": emotion_loss(logits, batch)}
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """What the classifier says."""
-        logits = self.reader(batch["context"], batch["context_roles"])
+        """Predict the emotion by the classifier."""
+        logits = self.emotion_classifier(batch["context"], batch["context_roles"])
         return {"emotion": logits.log_softmax(dim=-1)}
 
     def prepare_context(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The context behind the word of the predicted emotion."""
-        logits = run_frozen(self.reader, batch["context"], batch["context_roles"])
+        """Return the context's tokens and roles with the predicted emotion's word prepended."""
+        logits = run_frozen(self.emotion_classifier, batch["context"], batch["context_roles"])
         context, roles = super().prepare_context(batch)
-        word = self.emotion_tokens[logits.argmax(dim=-1)][:, None]
-        return torch.cat([word, context], dim=1), torch.cat([roles[:, :1], roles], dim=1)
+        emotion_token = self.emotion_tokens[logits.argmax(dim=-1)][:, None]
+        return torch.cat([emotion_token, context], dim=1), torch.cat([roles[:, :1], roles], dim=1)

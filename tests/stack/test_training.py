@@ -329,8 +329,8 @@ def test_a_stage_begins_with_the_best_of_the_one_before(begin, monkeypatch):
     run = begin("emoprepend-1", "stages", max_steps=16, evaluate_every=2)
     assert train_run(run)
     assert len(validations) > 3
-    last = load_model(run.model).variant.reader.state_dict()
-    best = load_model(run.folder / "best-classifier").variant.reader.state_dict()
+    last = load_model(run.model).variant.emotion_classifier.state_dict()
+    best = load_model(run.folder / "best-classifier").variant.emotion_classifier.state_dict()
     for name, tensor in last.items():
         assert torch.equal(tensor, best[name]), name
 
