@@ -61,28 +61,37 @@ def list_sweeps(as_json: Json = False) -> None:
     from attune.platform.tuning import spaces, sweep
 
     screen = console(as_json)
-    found = list(sweep.read_all_sweeps())
-    made = table(
+    all_sweeps = list(sweep.read_all_sweeps())
+    rows = table(
         "", "sweep", "of", "status", "trials", "metric", "best", numbers=("trials", "best")
     )
-    summarize = []
-    for each in found:
-        one = {**each.summarize(), "kind": each.kind, "status": each.current_status,
+    summaries = []
+    for each in all_sweeps:
+        summary = {**each.summarize(), "kind": each.kind, "status": each.current_status,
                "variants": list(each.spaces), "metrics": list(each.metrics)}  # fmt: skip
-        summarize.append(one)
+        summaries.append(summary)
         metric = each.metrics[0]
-        best = format_metric(metric, one["best"]["metrics"].get(metric)) if one["best"] else "-"
-        made.add_row(
-            each.name, ", ".join(each.spaces), one["status"], str(one["trials"]), metric, best
+        best = (
+            format_metric(metric, summary["best"]["metrics"].get(metric))
+            if summary["best"]
+            else "-"
         )
-    screen.print(made if found else f"no sweeps in {sweep.sweeps_folder()} yet")
+        rows.add_row(
+            each.name,
+            ", ".join(each.spaces),
+            summary["status"],
+            str(summary["trials"]),
+            metric,
+            best,
+        )
+    screen.print(rows if all_sweeps else f"no sweeps in {sweep.sweeps_folder()} yet")
     ready = table("\nready-made, for --sweep", "name", "of", "")
-    for name, one_ready in spaces.read_bundled_sweeps().items():
-        of = ", ".join(one_ready.variants) or "attune tune-decoding RUN"
-        ready.add_row(name, of, one_ready.about)
+    for name, definition in spaces.read_bundled_sweeps().items():
+        of = ", ".join(definition.variants) or "attune tune-decoding RUN"
+        ready.add_row(name, of, definition.about)
     screen.print(ready)
     if as_json:
-        print_json({"sweeps": summarize, "ready": sorted(spaces.read_bundled_sweeps())})
+        print_json({"sweeps": summaries, "ready": sorted(spaces.read_bundled_sweeps())})
 
 
 @app.command()
@@ -93,17 +102,18 @@ def show(name: Name, as_json: Json = False) -> None:
 
     - `attune tune show tune-mime-1`
     """
-    from attune.platform.tuning import report, sweep
+    from attune.platform.tuning import report
+    from attune.platform.tuning import sweep as sweeps
 
-    found = sweep.find_sweep(name)
+    sweep = sweeps.find_sweep(name)
     screen = console(as_json)
     screen.print(
-        f"{found.name}: {found.current_status}, {found.spent:,.0f} s; {found.command}", markup=False
+        f"{sweep.name}: {sweep.current_status}, {sweep.spent:,.0f} s; {sweep.command}", markup=False
     )
-    _show_trials(screen, found)
+    _show_trials(screen, sweep)
     if as_json:
-        trials = report.build_table(found).to_dicts()
-        print_json({**found.summarize(), "status": found.current_status, "table": trials})
+        trials = report.build_table(sweep).to_dicts()
+        print_json({**sweep.summarize(), "status": sweep.current_status, "table": trials})
 
 
 @app.command()
@@ -114,12 +124,12 @@ def stop(name: Name, as_json: Json = False) -> None:
 
     - `attune tune stop tune-mime-1`
     """
-    from attune.platform.tuning import sweep
+    from attune.platform.tuning import sweep as sweeps
 
-    found = sweep.find_sweep(name)
-    if found.current_status != "running":
-        raise UsageError(f"sweep '{name}' is not running: it is {found.current_status}")
-    found.stop_file.touch()
+    sweep = sweeps.find_sweep(name)
+    if sweep.current_status != "running":
+        raise UsageError(f"sweep '{name}' is not running: it is {sweep.current_status}")
+    sweep.stop_file.touch()
     console(as_json).print(f"sweep {name} was asked to stop", markup=False)
     if as_json:
         print_json({"name": name, "asked": True})
@@ -159,26 +169,26 @@ def report(
     """
     from attune.platform import tracking
     from attune.platform.tuning import report as reports
-    from attune.platform.tuning import sweep
+    from attune.platform.tuning import sweep as sweeps
 
-    found = sweep.find_sweep(name)
-    if not found.get_trials():
+    sweep = sweeps.find_sweep(name)
+    if not sweep.get_trials():
         raise UsageError(f"sweep '{name}' has no trials yet")
-    if seeds and found.kind != "training":
+    if seeds and sweep.kind != "training":
         raise UsageError(f"--seeds trains again, and '{name}' has only decoded: leave it out")
     if seeds and len(set(options.seeds(seeds))) < 2:
         raise UsageError(f"--seeds {seeds}: a deviation needs two seeds at least")
     pair = tuple(surface.split(",")) if surface else None
     if pair is not None and len(pair) != 2:
         raise UsageError(f"--surface {surface}: two settings are expected, as in A,B")
-    folder = out or found.folder / "report"
-    reports.check_report(found, folder, pair)  # before hours of training
+    folder = out or sweep.folder / "report"
+    reports.check_report(sweep, folder, pair)  # before hours of training
     screen = console(as_json)
-    again = _again(found, top, options.seeds(seeds), screen) if seeds else []
-    summary = reports.write_report(found, folder, pair, again)
-    if found.run_id is not None:
-        tracking.finish_group(found.run_id, found.status, {}, artifacts=folder)
-    _show_trials(screen, found)
+    again = _train_best_again(sweep, top, options.seeds(seeds), screen) if seeds else []
+    summary = reports.write_report(sweep, folder, pair, again)
+    if sweep.run_id is not None:
+        tracking.finish_group(sweep.run_id, sweep.status, {}, artifacts=folder)
+    _show_trials(screen, sweep)
     if summary["importances"]:
         shares = (f"{setting} {share:.0%}" for setting, share in summary["importances"].items())
         screen.print(f"importance {summary['compared']}: {', '.join(shares)}", markup=False)
@@ -191,76 +201,84 @@ def report(
         print_json({**summary, "report": str(folder)})
 
 
-def _again(found: "Sweep", top: int, seeds: list[int], screen: Console) -> "list[SeedStatistics]":
+def _train_best_again(
+    sweep: "Sweep", top: int, seeds: list[int], screen: Console
+) -> "list[SeedStatistics]":
     """The best configurations with other seeds; runs that are finished already are left alone."""
     from attune.platform.runs.record import RUN_RECORD, find_run, runs_folder
     from attune.platform.training import driver, setup
     from attune.platform.tuning import report as reports
 
-    best = reports.build_table(found).filter(ended="finished").head(top)["trial"].to_list()
-    asked = {key: value for key, value in found.asked.items() if key != "overrides"}
+    best = reports.build_table(sweep).filter(ended="finished").head(top)["trial"].to_list()
+    asked = {key: value for key, value in sweep.asked.items() if key != "overrides"}
     by_trial: dict[int, list[Run]] = {}
     for number in best:
-        kept = found.get_trial(number).user_attrs
+        attributes = sweep.get_trial(number).user_attrs
         for seed in seeds:
-            label = f"{found.name}-{number:03d}-again{seed}"
-            if (runs_folder() / label / RUN_RECORD).is_file():
-                run = find_run(label)
+            run_name = f"{sweep.name}-{number:03d}-again{seed}"
+            if (runs_folder() / run_name / RUN_RECORD).is_file():
+                run = find_run(run_name)
             else:
-                overrides = {**found.asked["overrides"], **kept["settings"]}
-                run = setup.new_run(kept["variant"], name=label, seed=seed, overrides=overrides,
-                                    workers=found.workers, **asked)  # fmt: skip
-                run = run.update(parent=found.run_id)
+                overrides = {**sweep.asked["overrides"], **attributes["settings"]}
+                run = setup.new_run(
+                    attributes["variant"],
+                    name=run_name,
+                    seed=seed,
+                    overrides=overrides,
+                    workers=sweep.workers,
+                    **asked,
+                )
+                run = run.update(parent=sweep.run_id)
             by_trial.setdefault(number, []).append(run)
-    left = [run for runs in by_trial.values() for run in runs if run.status != "finished"]
-    if left:
-        with training_progress(screen, *(run.name for run in left)) as shown_lines:
-            done = {run.name: run for run in driver.train_all(left, shown_lines)}
+    unfinished = [run for runs in by_trial.values() for run in runs if run.status != "finished"]
+    if unfinished:
+        with training_progress(screen, *(run.name for run in unfinished)) as shown_lines:
+            done = {run.name: run for run in driver.train_all(unfinished, shown_lines)}
         by_trial = {n: [done.get(run.name, run) for run in runs] for n, runs in by_trial.items()}
     if any(run.status != "finished" for runs in by_trial.values() for run in runs):
         screen.print("stopped: give the same command again to go on")
         raise typer.Exit(130)
-    by_trial = {n: [_measured(run, found) for run in runs] for n, runs in by_trial.items()}
+    by_trial = {n: [_measure_answers(run, sweep) for run in runs] for n, runs in by_trial.items()}
     return [
         reports.summarize_seeds(
-            n, found.get_trial(n).user_attrs["settings"], runs, found.metrics[0]
+            n, sweep.get_trial(n).user_attrs["settings"], runs, sweep.metrics[0]
         )
         for n, runs in by_trial.items()
     ]
 
 
-def _measured(run: "Run", found: "Sweep") -> "Run":
+def _measure_answers(run: "Run", sweep: "Sweep") -> "Run":
     """A finished run with the sweep's metrics, some of which need its answers."""
     from attune.platform.training.loop import RESULT
     from attune.platform.tuning.trial import measure_answers
 
-    measure_answers(run, found.metrics)
+    measure_answers(run, sweep.metrics)
     return run.update(result=json.loads((run.folder / RESULT).read_text(encoding="utf-8")))
 
 
-def _show_trials(screen: Console, found: "Sweep") -> None:
+def _show_trials(screen: Console, sweep: "Sweep") -> None:
     from attune.platform.tuning import report as reports
 
-    frame = reports.build_table(found)
+    frame = reports.build_table(sweep)
     if frame.is_empty():
         screen.print("no trials yet")
         return
-    chosen = "decode" if found.kind == "decoding" else "variant"
-    of = [chosen] if len(found.spaces) > 1 else []
-    keys = list(dict.fromkeys(key for space in found.spaces.values() for key in space))
-    metrics = [name for name in found.metrics if name in frame.columns]
+    chosen = "decode" if sweep.kind == "decoding" else "variant"
+    of = [chosen] if len(sweep.spaces) > 1 else []
+    keys = list(dict.fromkeys(key for space in sweep.spaces.values() for key in space))
+    metrics = [name for name in sweep.metrics if name in frame.columns]
     names = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
-    made = table("", "trial", *of, *keys, *names, "ended", numbers=("trial", *keys, *names))
+    rows = table("", "trial", *of, *keys, *names, "ended", numbers=("trial", *keys, *names))
     for row in frame.head(SHOWN_TRIALS).iter_rows(named=True):
-        values = (_value(row.get(key)) for key in keys)
+        values = (_format_value(row.get(key)) for key in keys)
         numbers = (format_metric(name, row[name]) for name in metrics)
-        made.add_row(str(row["trial"]), *(row[key] for key in of), *values, *numbers, row["ended"])
-    screen.print(made)
+        rows.add_row(str(row["trial"]), *(row[key] for key in of), *values, *numbers, row["ended"])
+    screen.print(rows)
     if frame.height > SHOWN_TRIALS:
         screen.print(f"... and {frame.height - SHOWN_TRIALS} more")
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -289,39 +307,39 @@ def progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, int], N
         yield show
 
 
-def tell_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
+def show_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
     """The trials, how to go on where some are missing, and the exit code."""
     _show_trials(screen, ended)
-    summarize = ended.summarize()
+    summary = ended.summarize()
     if ended.status == "stopped":
         of = f"-decoding {ended.asked['run']}" if ended.kind == "decoding" else ""
         again = f"'attune tune{of} --name {ended.name} --resume'"
         screen.print(f"not all was tried: go on with {again}", markup=False)
     if as_json:
-        print_json(summarize)
+        print_json(summary)
     if ended.status == "stopped" and (ended.stop_file.exists() or ended.kind == "decoding"):
         raise typer.Exit(130)
-    if summarize["best"] is None:
+    if summary["best"] is None:
         reasons = {t.user_attrs.get("reason", "") for t in ended.get_trials()} - {""}
         screen.print(f"no trial came to a result: {'; '.join(sorted(reasons))}", markup=False)
         raise typer.Exit(1)
 
 
-def one_of(kind: str, value: str, choices: tuple[str, ...]) -> str:
+def check_choice(kind: str, value: str, choices: tuple[str, ...]) -> str:
     """A value that must be one of several."""
     if value not in choices:
         raise UsageError(unknown_choice(kind, value, choices))
     return value
 
 
-def begin(name: str, **content: Any) -> "Sweep":
+def create_sweep(name: str, **content: Any) -> "Sweep":
     """A new sweep, written to its folder."""
     from attune.platform.core.commit import commit
     from attune.platform.runs.record import check_run_name, runs_folder
     from attune.platform.tuning.sweep import RECORD, Sweep, sweeps_folder
 
     check_run_name(name)
-    made = Sweep(
+    sweep = Sweep(
         name=name,
         folder=sweeps_folder() / name,
         command=" ".join(["attune", *sys.argv[1:]]),
@@ -329,16 +347,16 @@ def begin(name: str, **content: Any) -> "Sweep":
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         **content,
     )
-    if (made.folder / RECORD).exists():
+    if (sweep.folder / RECORD).exists():
         raise UsageError(
-            f"a sweep named '{made.name}' exists already: choose another --name, or go on with it "
+            f"a sweep named '{sweep.name}' exists already: choose another --name, or go on with it "
             f"by adding --resume"
         )
-    left = sorted(each.name for each in runs_folder().glob(f"{name}-[0-9][0-9][0-9]*"))
-    if made.kind == "training" and left:
+    existing_runs = sorted(each.name for each in runs_folder().glob(f"{name}-[0-9][0-9][0-9]*"))
+    if sweep.kind == "training" and existing_runs:
         raise UsageError(
-            f"there is a run '{left[0]}' already, which this sweep would take for its own trial: "
-            f"choose another --name"
+            f"there is a run '{existing_runs[0]}' already, which this sweep would take for "
+            f"its own trial: choose another --name"
         )
-    made.write()
-    return made
+    sweep.write()
+    return sweep

@@ -8,7 +8,7 @@ import typer
 
 from attune.jobs import options
 from attune.jobs.console import Json, console
-from attune.jobs.sweeps import RUN, SAMPLES, app, begin, one_of, progress, tell_end
+from attune.jobs.sweeps import RUN, SAMPLES, app, check_choice, create_sweep, progress, show_end
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def run(
     screen.print(f"sweep {started.name} in {started.folder}", markup=False)
     with progress(screen, started) as show:
         ended = driver.run(started, show)
-    tell_end(screen, ended, as_json)
+    show_end(screen, ended, as_json)
 
 
 def _data(text: str) -> str:
@@ -207,16 +207,16 @@ def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
         m.removeprefix("valid_") in sweeps.FINAL_METRICS for m in metrics
     )
     usual = "random" if typed.get("scheduler") == "pbt" else definition.search or "optuna"
-    search = one_of("search", typed.get("search", usual), spaces.SEARCHES)
+    search = check_choice("search", typed.get("search", usual), spaces.SEARCHES)
     # Who asks for every combination wants to know of each.
     usual = "none" if late or search == "grid" else "asha"
-    scheduler = one_of("scheduler", typed.get("scheduler", usual), SCHEDULERS)
+    scheduler = check_choice("scheduler", typed.get("scheduler", usual), SCHEDULERS)
     schedulers.check_compatibility(scheduler, search, metrics, tried, typed.get("workers", 1))
     count = spaces.count_grid_points(tried) if search == "grid" else SAMPLES
     if "init" in typed:
         options.trained_run(typed["init"])
     name = name or sweeps.new_sweep_name(f"tune-{'-'.join(variants)}"[:60])
-    return begin(
+    return create_sweep(
         name,
         spaces=_as_json(tried),
         metrics=metrics,

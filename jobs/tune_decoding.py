@@ -7,7 +7,7 @@ import typer
 
 from attune.jobs import options
 from attune.jobs.console import Json, console
-from attune.jobs.sweeps import SAMPLES, begin, one_of, progress, tell_end
+from attune.jobs.sweeps import SAMPLES, check_choice, create_sweep, progress, show_end
 from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:
@@ -75,24 +75,24 @@ def tune_decoding(
 
     of = options.trained_run(name)
     trials.check(of)
-    found = None
+    chosen = None
     if resume and label and (sweeps.sweeps_folder() / label / sweeps.RECORD).is_file():
-        found = sweeps.find_sweep(label)
-        if found.kind != "decoding":
+        chosen = sweeps.find_sweep(label)
+        if chosen.kind != "decoding":
             raise UsageError(f"'{label}' trains: go on with 'attune tune --name {label} --resume'")
     elif resume and not label:
         raise UsageError("--resume: say with --name which sweep to go on with")
-    if found is None:
+    if chosen is None:
         asked = {"decode": decode, "sweep": sweep, "metric": metric, "search": search,
                  "samples": samples, "seed": seed}  # fmt: skip
-        found = _new_decoding(
+        chosen = _new_decoding(
             of, label, asked, options.parse_overrides(settings), data, split, contexts
         )
     screen = console(as_json)
-    screen.print(f"sweep {found.name} in {found.folder}", markup=False)
-    with progress(screen, found) as shown_lines:
-        ended = trials.run(found, shown_lines)
-    tell_end(screen, ended, as_json)
+    screen.print(f"sweep {chosen.name} in {chosen.folder}", markup=False)
+    with progress(screen, chosen) as shown_lines:
+        ended = trials.run(chosen, shown_lines)
+    show_end(screen, ended, as_json)
 
 
 def _new_decoding(
@@ -118,10 +118,10 @@ def _new_decoding(
     for metric in metrics:
         if metric not in METRICS:
             raise UsageError(unknown_choice("metric", metric, METRICS))
-    search = one_of("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
+    search = check_choice("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
     count = spaces.count_grid_points(tried) if search == "grid" else asked["samples"] or SAMPLES
     name = label or sweeps.new_sweep_name(f"decode-{of.name}"[:60])
-    return begin(
+    return create_sweep(
         name,
         kind="decoding",
         spaces={m: {k: spaces.to_json(t) for k, t in s.items()} for m, s in tried.items()},

@@ -10,26 +10,26 @@ SPACE = {
 }
 
 
-def make(name="s", **fields):
+def write_sweep(name="s", **fields):
     """A sweep of `SPACE`, unless told otherwise, as a process reads it."""
-    given = {"metrics": ("valid_perplexity",), "search": "random", "samples": 6, **fields}
-    space = given.pop("space", {"dummy": SPACE})
-    found = sweep.Sweep(
+    options = {"metrics": ("valid_perplexity",), "search": "random", "samples": 6, **fields}
+    space = options.pop("space", {"dummy": SPACE})
+    new = sweep.Sweep(
         name=name,
         folder=sweep.sweeps_folder() / name,
         spaces={v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in space.items()},
-        **given,
+        **options,
     )
-    found.write()
-    return sweep.read_sweep(found.folder)
+    new.write()
+    return sweep.read_sweep(new.folder)
 
 
-def asked(found):
+def suggest_all(sweep):
     """All that a sweep asks for from now on."""
-    drawn = []
-    while (one := found.suggest_trial()) is not None:
-        drawn.append(one)
-    return drawn
+    suggestions = []
+    while (suggestion := sweep.suggest_trial()) is not None:
+        suggestions.append(suggestion)
+    return suggestions
 
 
 def update_run(folder, **overrides):

@@ -17,7 +17,7 @@ WHOLE = 300.0
 """Seconds of a trial that overhead is stated for."""
 
 
-def asked_of(data: Path) -> tuple[str, ...]:
+def training_options(data: Path) -> tuple[str, ...]:
     """What is trained, and on what."""
     return (VARIANT, "--data", str(data), "--preset", PRESET, *SETTINGS)
 
@@ -29,7 +29,7 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     space = home / "same.yaml"
     seeds = [0.1 + number / 1e6 for number in range(TRIALS)]  # the same but in name
     space.write_text(json.dumps({"space": {"dropout": seeds}, "search": "grid"}), encoding="utf-8")
-    asked = (*asked_of(data), "--set", "evaluate_every=100", "--max-steps", str(STEPS))
+    asked = (*training_options(data), "--set", "evaluate_every=100", "--max-steps", str(STEPS))
     run_attune(home, "train", *asked, "--name", "bare")
     tune = ("--sweep", str(space), "--scheduler", "none", "--concurrent", "1", "--name", "bench")
     run_attune(home, "tune", *asked, *tune)
@@ -46,13 +46,14 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def show(screen: Console, found: dict[str, Any]) -> None:
-    """As people read it."""
-    between = ", ".join(f"{seconds:.1f}" for seconds in found["seconds_between_trials"])
+def show(screen: Console, results: dict[str, Any]) -> None:
+    """Print the overhead of a trial."""
+    between = ", ".join(f"{seconds:.1f}" for seconds in results["seconds_between_trials"])
     screen.print(
-        f"\ntuning {VARIANT} at preset {PRESET}: {STEPS} steps take {found['bare_seconds']:.1f} s "
-        f"alone and {found['trial_seconds']:.1f} s as a trial; {between} s lie between two trials; "
-        f"overhead of a trial of five minutes: {found['overhead_of_five_minutes']:.1%}"
+        f"\ntuning {VARIANT} at preset {PRESET}: {STEPS} steps take "
+        f"{results['bare_seconds']:.1f} s alone and {results['trial_seconds']:.1f} s as a trial; "
+        f"{between} s lie between two trials; "
+        f"overhead of a trial of five minutes: {results['overhead_of_five_minutes']:.1%}"
     )
 
 

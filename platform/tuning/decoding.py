@@ -33,7 +33,7 @@ class Trial:
     settings: dict[str, Any]
 
 
-def measured(trial: Trial) -> tuple[int, dict[str, float]]:
+def measure_trial(trial: Trial) -> tuple[int, dict[str, float]]:
     """What is measured of the answers."""
     model = load_model_once(Path(trial.model))
     assert isinstance(model.variant, DialogueVariant)
@@ -41,10 +41,10 @@ def measured(trial: Trial) -> tuple[int, dict[str, float]]:
     if trial.contexts is not None:
         samples = samples.sample(min(trial.contexts, samples.height), seed=0)
     decoding = apply_overrides(Decoding(), trial.settings)
-    found = evaluate(
+    metrics = evaluate(
         model.variant, samples, model.columns(samples), model.vocabulary, decoding
     ).metrics
-    return trial.number, {name: float(v) for name, v in found.items() if v is not None}
+    return trial.number, {name: float(v) for name, v in metrics.items() if v is not None}
 
 
 def check(run: Run) -> None:
@@ -64,8 +64,8 @@ def run(sweep: Sweep, show: Show) -> Sweep:
 def _run(sweep: Sweep, show: Show) -> Sweep:
     of = find_run(sweep.asked["run"])
     sweep.enqueue_grid()
-    told = {trial.number for trial in sweep.get_trials() if END_STATE in trial.user_attrs}
-    left = [trial.number for trial in sweep.get_trials() if trial.number not in told]
+    ended_numbers = {trial.number for trial in sweep.get_trials() if END_STATE in trial.user_attrs}
+    left = [trial.number for trial in sweep.get_trials() if trial.number not in ended_numbers]
     cluster.connect()
     import ray
 
@@ -75,10 +75,10 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
     try:
         while batch := _next(sweep, left, most):
             tasks = [_trial(sweep, of, number) for number in batch]
-            for number, metrics in ray_tasks.run_tasks(measured, tasks):
+            for number, metrics in ray_tasks.run_tasks(measure_trial, tasks):
                 sweep.record_result(number, "finished", "", metrics)
-                told.add(number)
-                show(_line(sweep, number, metrics), len(told))
+                ended_numbers.add(number)
+                show(_line(sweep, number, metrics), len(ended_numbers))
                 if sweep.stop_file.exists():
                     return sweep.update(status="stopped")
     except (KeyboardInterrupt, SystemExit):
@@ -87,10 +87,10 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
 
 
 def _next(sweep: Sweep, left: list[int], most: int) -> list[int]:
-    found = [left.pop(0) for _ in range(min(most, len(left)))]
-    while len(found) < most and (asked := sweep.suggest_trial()) is not None:
-        found.append(asked[0])
-    return found
+    numbers = [left.pop(0) for _ in range(min(most, len(left)))]
+    while len(numbers) < most and (suggestion := sweep.suggest_trial()) is not None:
+        numbers.append(suggestion[0])
+    return numbers
 
 
 def _trial(sweep: Sweep, of: Run, number: int) -> Trial:

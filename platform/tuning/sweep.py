@@ -127,9 +127,9 @@ class Sweep:
         path = self.folder / STUDY
         # A lock that a killed driver has left is waited for no longer than this.
         lock = JournalFileSymlinkLock(str(path), grace_period=LOCK_GRACE_SECONDS)
-        begun = path.is_file() and path.stat().st_size > 0
+        exists = path.is_file() and path.stat().st_size > 0
         storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-        if begun:  # only read: it may be another process's
+        if exists:  # only read: it may be another process's
             return optuna.load_study(storage=storage, study_name=self.name)
         return optuna.create_study(
             storage=storage, study_name=self.name, directions=self.directions
@@ -178,12 +178,12 @@ class Sweep:
         from optuna.trial import Trial
 
         trials = self.study.get_trials(deepcopy=False)
-        begun = [trial for trial in trials if trial.state.name != "WAITING"]
-        if half := [trial for trial in begun if SETTINGS not in trial.user_attrs]:
+        started = [trial for trial in trials if trial.state.name != "WAITING"]
+        if incomplete := [trial for trial in started if SETTINGS not in trial.user_attrs]:
             # A driver has died while it asked.
-            trial = Trial(self.study, half[0]._trial_id)
+            trial = Trial(self.study, incomplete[0]._trial_id)
         else:
-            if len(begun) == len(trials):
+            if len(started) == len(trials):
                 if self.search == "grid" or len(trials) >= self.samples:
                     return None
                 self.study.enqueue_trial(self._sample_parameters(trials))
@@ -268,8 +268,8 @@ class Sweep:
 
     def get_trials(self) -> "list[FrozenTrial]":
         """All that were begun."""
-        found = self.study.get_trials(deepcopy=False)
-        return [trial for trial in found if SETTINGS in trial.user_attrs]
+        trials = self.study.get_trials(deepcopy=False)
+        return [trial for trial in trials if SETTINGS in trial.user_attrs]
 
     def collect_progress(self) -> list[TrialProgress]:
         """The trials as halving sees them; those that failed leave their places to others."""
@@ -321,7 +321,7 @@ class Sweep:
     def summarize(self) -> dict[str, Any]:
         """What `attune tune --json` says."""
         best = self.best_trial()
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "name": self.name,
             "best": None if best is None else self.summarize_trial(best),
             "trials": len(self.get_trials()),
@@ -330,13 +330,13 @@ class Sweep:
         }
         if len(self.spaces) > 1:
             each = {name: self.best_trial(name) for name in self.spaces}
-            found["best_of_each"] = {
+            summary["best_of_each"] = {
                 name: None if one is None else self.summarize_trial(one)
                 for name, one in each.items()
             }
         if len(self.metrics) > 1:
-            found["front"] = [self.summarize_trial(trial) for trial in self.pareto_front()]
-        return found
+            summary["front"] = [self.summarize_trial(trial) for trial in self.pareto_front()]
+        return summary
 
     def summarize_trial(self, trial: "FrozenTrial") -> dict[str, Any]:
         """A trial in the same words."""

@@ -121,8 +121,8 @@ class Tracker:
     def _ensure_created(self, folder: Path) -> Run:
         run = read_run(folder)
         if run.run_id is None:
-            made = tracking.create(run, read_manifest(Path(run.data["folder"])))
-            run = self.update_run(folder, run_id=made.run_id, tracking=made.tracking)
+            created = tracking.create(run, read_manifest(Path(run.data["folder"])))
+            run = self.update_run(folder, run_id=created.run_id, tracking=created.tracking)
         return run
 
     def _finish_run(self, folder: Path, reason: str, final: bool) -> None:
@@ -132,9 +132,9 @@ class Tracker:
         sender = self._senders.pop(run.name, None) or tracking.Sender(run).__enter__()
         if unsent := sender.close(SECONDS_TO_SEND):
             log.warning("%d lines of run '%s' are not sent yet", unsent, run.name)
-        told = tracking.finish(run, files=False)
+        was_sent = tracking.finish(run, files=False)
         tracking.tag(run, {"ended": reason})
-        if told and not unsent and final:
+        if was_sent and not unsent and final:
             (folder / END_SENT).touch()
 
     def _tag_run(self, folder: Path, tags: Mapping[str, str]) -> None:

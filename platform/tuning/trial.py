@@ -136,10 +136,10 @@ def select_counted(
     since = 0 if shared is None else steps_until(run, shared)
     wanted = intermediate_metrics(metrics)
     return [
-        (step, found)
-        for step, found in logged
-        if since is not None and step > since and is_validation(found)
-        and all(name in found for name in wanted)
+        (step, values)
+        for step, values in logged
+        if since is not None and step > since and is_validation(values)
+        and all(name in values for name in wanted)
     ]  # fmt: skip
 
 
@@ -195,12 +195,12 @@ class MetricReporter:
             return
         from ray import tune
 
-        told = {**metrics, "step": step, VALIDATION: count}
+        report = {**metrics, "step": step, VALIDATION: count}
         if self.task.population:
             folder = self.run.checkpoints / f"{step:08d}"
-            tune.report(told, checkpoint=tune.Checkpoint.from_directory(folder))
+            tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
         else:
-            tune.report(told)
+            tune.report(report)
         if self.task.rung is not None and count >= self.task.rung:
             raise RungError
 
@@ -214,16 +214,16 @@ def _adopt_checkpoint(run: Run) -> None:
     perturbed; where it is the run's own, nothing changes."""
     from ray import tune
 
-    given = tune.get_checkpoint()
-    if given is None:
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is None:
         return
-    with given.as_directory() as folder:
+    with checkpoint.as_directory() as folder:
         own = run.newest_checkpoint()
         if own is not None and checkpoints.is_same(own, Path(folder)):
             return
         (run.folder / RESULT).unlink(missing_ok=True)
-        standing = checkpoints.adopt_checkpoint(Path(folder), run.checkpoints)
-    write_log(run, f"taking over a better member's weights at step {standing.total:,}")
+        state = checkpoints.adopt_checkpoint(Path(folder), run.checkpoints)
+    write_log(run, f"taking over a better member's weights at step {state.total:,}")
 
 
 def _train_in_process(task: Task, run: Run, reporter: MetricReporter) -> None:
@@ -273,14 +273,14 @@ def follow_metrics(run: Run, thread: threading.Thread) -> Iterator[tuple[int, di
         thread.join(POLL_SECONDS)
         alive = thread.is_alive()
         for line in read_metrics(run.metrics_file):
-            step, look = line["step"], is_validation(line["metrics"])
+            step, validated = line["step"], is_validation(line["metrics"])
             # A look whose checkpoint is not there yet may be lost again.
             if (
-                (step, look) not in seen
+                (step, validated) not in seen
                 and step > done
-                and not (look and step > _last_checkpoint_step(run))
+                and not (validated and step > _last_checkpoint_step(run))
             ):
-                seen.add((step, look))
+                seen.add((step, validated))
                 yield step, line["metrics"]
 
 
@@ -305,8 +305,10 @@ def measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
             f"'{run.variant}' does not answer: {', '.join(metrics)} cannot be measured"
         )
     samples = read_samples(Path(run.data["folder"]), "valid")
-    found = evaluate(model.variant, samples, model.columns(samples), model.vocabulary).metrics
-    result["metrics"] |= {f"valid_{name}": found[name] for name in FINAL_METRICS}
+    answer_metrics = evaluate(
+        model.variant, samples, model.columns(samples), model.vocabulary
+    ).metrics
+    result["metrics"] |= {f"valid_{name}": answer_metrics[name] for name in FINAL_METRICS}
     new = path.with_suffix(".answers")
     new.write_text(json.dumps(result), encoding="utf-8")
     new.replace(path)

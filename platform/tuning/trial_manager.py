@@ -118,32 +118,34 @@ class TrialManager(Callback):
         return self.sweep.scheduler == "asha"
 
     def _waiting_trials(self) -> list[TrialProgress]:
-        found = self.sweep.collect_progress() if self._uses_halving else []
-        return [each for each in found if each.waits]
+        progress = self.sweep.collect_progress() if self._uses_halving else []
+        return [trial for trial in progress if trial.waits]
 
     def _choose_trial(self) -> int | None:
         """Whom to train next: who goes on to the next rung, or a new trial."""
-        collect_progress = self.sweep.collect_progress() if self._uses_halving else []
+        progress = self.sweep.collect_progress() if self._uses_halving else []
         # Somebody should have come to the end when the time is over.
         late = self.sweep.budget is not None and self._elapsed_seconds() > self.sweep.budget / 2
-        up = halving.select_promotion(
-            collect_progress, min_group=1 if late else halving.MIN_COHORT, highest_first=late
+        promoted = halving.select_promotion(
+            progress, min_group=1 if late else halving.MIN_COHORT, highest_first=late
         )
-        if up is None and (asked := self.sweep.suggest_trial()) is not None:
-            return asked[0]
+        if promoted is None and (suggestion := self.sweep.suggest_trial()) is not None:
+            return suggestion[0]
         busy = {run.variant for _, run in self.live.values()}
-        up = up or halving.select_promotion(collect_progress)
-        up = up or halving.select_finalist([c for c in collect_progress if c.variant not in busy])
-        if up is None:
+        promoted = promoted or halving.select_promotion(progress)
+        promoted = promoted or halving.select_finalist(
+            [each for each in progress if each.variant not in busy]
+        )
+        if promoted is None:
             return None
-        self.outcomes.pop(up.number, None)
-        self.sweep.set_trial_attributes(up.number, **{RUNG: halving.next_rung(up)})
-        return up.number
+        self.outcomes.pop(promoted.number, None)
+        self.sweep.set_trial_attributes(promoted.number, **{RUNG: halving.next_rung(promoted)})
+        return promoted.number
 
     def create_population(self) -> list[Task]:
         """All members."""
-        while (asked := self.sweep.suggest_trial()) is not None:
-            self._enqueue(asked[0])
+        while (suggestion := self.sweep.suggest_trial()) is not None:
+            self._enqueue(suggestion[0])
         return [self._create_task(*self.queue.popleft()) for _ in range(len(self.queue))]
 
     def _create_task(self, number: int, run: Run) -> Task:
@@ -170,42 +172,42 @@ class TrialManager(Callback):
     def _enqueue(self, number: int) -> None:
         """Have a trial's runs wait for their turn; settings that do not go together have failed."""
         try:
-            made = self._get_or_create_runs(number)
+            runs = self._get_or_create_runs(number)
         except (UsageError, DataError) as error:
             self._record_outcome(
                 number, Outcome(ended="failed", reason=str(error), metrics={}, validations=[])
             )
             return
-        if made and self.sweep.run_id is None:
-            self._start_tracking(made[0])
+        if runs and self.sweep.run_id is None:
+            self._start_tracking(runs[0])
         parent = self.sweep.run_id
-        made = [
+        runs = [
             run if run.parent else self.tracker.update_run(run.folder, parent=parent)
-            for run in made
+            for run in runs
         ]
-        if len(made) > 1:
+        if len(runs) > 1:
             settings = self.sweep.get_trial(number).user_attrs[SETTINGS]
-            self.tracker.start_group(made, f"{self.sweep.name}-{number:03d}", settings)
-        self.queue.extend((number, run) for run in made)
+            self.tracker.start_group(runs, f"{self.sweep.name}-{number:03d}", settings)
+        self.queue.extend((number, run) for run in runs)
 
     def _get_or_create_runs(self, number: int) -> list[Run]:
         """A trial's runs, which are made where they are not there."""
-        kept = self.sweep.get_trial(number).user_attrs
+        attributes = self.sweep.get_trial(number).user_attrs
         names = [f"{self.sweep.name}-{number:03d}"]
         if self.sweep.repeat > 1:
-            names = [f"{names[0]}-seed{place}" for place in range(self.sweep.repeat)]
-        made = []
-        for place, name in enumerate(names):
+            names = [f"{names[0]}-seed{index}" for index in range(self.sweep.repeat)]
+        runs = []
+        for index, name in enumerate(names):
             if (runs_folder() / name / RUN_RECORD).is_file():
-                found = find_run(name)
+                run = find_run(name)
                 if number not in self._ended_trials:
-                    found = self.tracker.update_run(found.folder, **current_job())
-                made.append(found)
+                    run = self.tracker.update_run(run.folder, **current_job())
+                runs.append(run)
             elif number not in self._ended_trials:
-                made.append(self._create_run(kept, name, self.sweep.seed + place))
-        if kept.get(RUNS) != names and made:
+                runs.append(self._create_run(attributes, name, self.sweep.seed + index))
+        if attributes.get(RUNS) != names and runs:
             self.sweep.set_trial_attributes(number, **{RUNS: names})
-        return made
+        return runs
 
     def _create_run(self, kept: Mapping[str, Any], name: str, seed: int) -> Run:
         asked = {key: value for key, value in self.sweep.asked.items() if key != "overrides"}
@@ -257,9 +259,15 @@ class TrialManager(Callback):
         self.sweep.set_trial_attributes(task["number"], **{SETTINGS: task["settings"]})
         changed = apply_settings(read_run(Path(task["folder"])), task["settings"])
         self.tracker.update_run(changed.folder, config=changed.config, training=changed.training)
-        said = _format_settings({k: v for k, v in task["settings"].items() if before.get(k) != v})
-        self.tracker.tag_run(changed, {f"took over after look {_validation_count(trial)}": said})
-        self.show(f"trial {task['number']} takes over a better one's weights, with {said}", -1)
+        new_settings = _format_settings(
+            {k: v for k, v in task["settings"].items() if before.get(k) != v}
+        )
+        self.tracker.tag_run(
+            changed, {f"took over after look {_validation_count(trial)}": new_settings}
+        )
+        self.show(
+            f"trial {task['number']} takes over a better one's weights, with {new_settings}", -1
+        )
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Keep what came of a run."""
@@ -305,7 +313,7 @@ class TrialManager(Callback):
 
     def _determine_outcome(self, run: Run, rung: int | None, error: str) -> Outcome | None:
         """None where it was interrupted, and can go on."""
-        found = self._best_so_far(run)
+        best_values = self._best_so_far(run)
         problem, wrong = run.folder / PROBLEM, run.folder / WRONG_METRIC
         ended: EndState | Literal["waits"]
         if (run.folder / RESULT).exists():
@@ -320,18 +328,21 @@ class TrialManager(Callback):
             ended, reason = "failed", error
         elif has_diverged(run):
             ended, reason = "diverged", "the loss is no number any more"
-        elif rung is not None and len(found) >= rung:
-            ended, reason = "waits", f"after look {len(found)}"
+        elif rung is not None and len(best_values) >= rung:
+            ended, reason = "waits", f"after look {len(best_values)}"
         elif self.stop_reason:
             return None
         elif self._uses_halving:
-            ended, reason = "failed", f"it ended after look {len(found)}, and was not to"
+            ended, reason = "failed", f"it ended after look {len(best_values)}, and was not to"
         else:
-            ended, reason = "stopped early", f"by {self.sweep.scheduler} after look {len(found)}"
+            ended, reason = (
+                "stopped early",
+                f"by {self.sweep.scheduler} after look {len(best_values)}",
+            )
         metrics = {
             k: float(v) for k, v in _read_result(run).get("metrics", {}).items() if v is not None
         }
-        return Outcome(ended=ended, reason=reason, metrics=metrics, validations=found)
+        return Outcome(ended=ended, reason=reason, metrics=metrics, validations=best_values)
 
     def _shared_stage(self, run: Run) -> str | None:
         """The stage up to which all trials of a variant do the same."""
@@ -385,22 +396,22 @@ class TrialManager(Callback):
     def finish(self) -> Sweep:
         """Say how it stands; unless it was asked to stop, the best trial's model is kept in MLflow:
         after a budget nobody may ever go on with it."""
-        over = not self.stop_reason and not self.sweep.stop_file.exists()
-        for progress in self._waiting_trials() if over else ():
+        complete = not self.stop_reason and not self.sweep.stop_file.exists()
+        for progress in self._waiting_trials() if complete else ():
             self._end_waiting_trial(progress)
-        status: Status = "finished" if over else "failed" if self.problem else "stopped"
+        status: Status = "finished" if complete else "failed" if self.problem else "stopped"
         sweep = self.sweep.update(status=status, spent=self._elapsed_seconds())
         best = sweep.best_trial()
-        done = best is not None and best.user_attrs.get(END_STATE) == "finished"
-        if best is not None and done and not (self.problem or sweep.stop_file.exists()):
+        best_finished = best is not None and best.user_attrs.get(END_STATE) == "finished"
+        if best is not None and best_finished and not (self.problem or sweep.stop_file.exists()):
             for run in sweep.load_runs(best)[:1]:
                 if run.name != sweep.registered:
                     self.tracker.register_model(run, sample_answers(run), {"best_of": sweep.name})
                     sweep = sweep.update(registered=run.name)
         self.tracker.close(SECONDS_TO_SEND)
         if sweep.run_id is not None:
-            found = {} if best is None else best.user_attrs[METRICS]
-            metrics = {f"best_{k}": v for k, v in found.items() if np.isfinite(v)}
+            best_metrics = {} if best is None else best.user_attrs[METRICS]
+            metrics = {f"best_{k}": v for k, v in best_metrics.items() if np.isfinite(v)}
             counts = {
                 "trials": len(sweep.get_trials()),
                 "stopped_early": sweep.count("stopped early"),
@@ -439,8 +450,8 @@ def _read_result(run: Run) -> dict[str, Any]:
     """What a run has reached, whether or not it came to its end."""
     path = run.folder / RESULT
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return result
     newest = run.newest_checkpoint()
     if newest is None:
         return {}
@@ -461,9 +472,11 @@ def _combine_seeds(outcomes: list[Outcome]) -> Outcome:
     order = ["failed", "diverged", "stopped early", "waits", "finished"]
     worst = min(outcomes, key=lambda outcome: order.index(outcome.ended))
     values = {name: [each.metrics.get(name, np.nan) for each in outcomes] for name in worst.metrics}
-    values = {name: found for name, found in values.items() if np.isfinite(found).all()}
-    spread = {f"{name}_std": statistics.stdev(found) for name, found in values.items()}
-    means = {name: statistics.fmean(found) for name, found in values.items()}
+    values = {
+        name: seed_values for name, seed_values in values.items() if np.isfinite(seed_values).all()
+    }
+    spread = {f"{name}_std": statistics.stdev(seed_values) for name, seed_values in values.items()}
+    means = {name: statistics.fmean(seed_values) for name, seed_values in values.items()}
     most = max(len(each.validations) for each in outcomes)
     # Who finished before the others stays at its best.
     longest = [

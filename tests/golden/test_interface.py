@@ -18,7 +18,7 @@ from attune.platform.tuning import driver as tuning_driver
 from tests.commands import json_output
 from tests.golden import interface
 from tests.runs import write_run
-from tests.sweeps import make
+from tests.sweeps import write_sweep
 
 FEW = ("--set", "max_tokens=3")
 
@@ -93,7 +93,7 @@ def test_sweeps(call, home, monkeypatch):
         assert len(json_output(call("tune", "show", name, "--json"))["table"]) == 4
     folder = json_output(call("tune", "report", "one", "--json"))["report"]
     assert folder == str(home / "sweeps" / "one" / "report")
-    with make("busy", status="running").lock():
+    with write_sweep("busy", status="running").lock():
         assert json_output(call("tune", "stop", "busy", "--json"))["asked"]
     assert len(json_output(call("tune", "list", "--json"))["sweeps"]) == 3
 

@@ -126,13 +126,13 @@ def assert_tracked(name, result):
         known = client.get_run(run.run_id)
         assert known.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert known.data.tags["ended"].startswith(ended(name)[number])
-        looks = [line["step"] for line in read_metrics(run.metrics_file)
+        validation_steps = [line["step"] for line in read_metrics(run.metrics_file)
                  if "valid_loss" in line["metrics"]]  # fmt: skip
         history = client.get_metric_history(run.run_id, "valid_loss")
-        assert sorted(one.step for one in history) == looks
+        assert sorted(one.step for one in history) == validation_steps
         statuses = {"finished": "finished", "diverged": "failed"}
         assert run.status == statuses.get(ended(name)[number], "stopped")
-        assert (len(looks) == STEPS / EVERY) == (run.status == "finished")
+        assert (len(validation_steps) == STEPS / EVERY) == (run.status == "finished")
     best = find_run(result["best"]["run_id"])
     assert client.get_run(best.run_id).data.tags["best_of"] == name
     assert [v.run_id for v in client.search_model_versions("name='dummy'")].count(best.run_id) == 1

@@ -10,7 +10,7 @@ from attune.platform.tuning import sweep
 from attune.ui.run_catalog import RunCatalog
 from tests.commands import error_of, json_output
 from tests.runs import write_run
-from tests.sweeps import make
+from tests.sweeps import write_sweep
 
 VERSIONS = [None, 0, RUN_FORMAT + 1, "x"]
 
@@ -34,7 +34,10 @@ def set_version(path, version):
 
 def test_records_carry_their_format_version(home):
     assert json.loads((home / "runs" / "first" / RUN_RECORD).read_text())["format"] == RUN_FORMAT
-    assert json.loads((make().folder / sweep.RECORD).read_text())["format"] == sweep.SWEEP_FORMAT
+    assert (
+        json.loads((write_sweep().folder / sweep.RECORD).read_text())["format"]
+        == sweep.SWEEP_FORMAT
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -77,8 +80,8 @@ def test_the_page_offers_only_runs_that_can_be_read(home, capsys):
 
 @pytest.mark.usefixtures("home")
 def test_a_sweep_of_another_version(call):
-    make("old")
-    path = make("new").folder / sweep.RECORD
+    write_sweep("old")
+    path = write_sweep("new").folder / sweep.RECORD
     set_version(path, 99)
     message = error_of(call("tune", "show", "new"))
     assert f"{path} has format version 99" in message

@@ -58,11 +58,11 @@ def taught(variant, stage, columns, training, *, seed=0):
 
 def judged(variant, columns):
     """Perplexity, and the share of emotions it knows (None where it predicts none)."""
-    found = score(variant, columns)
-    perplexity = metrics.perplexity(found["log_likelihood"], columns["response"].lengths)
+    scores = score(variant, columns)
+    perplexity = metrics.perplexity(scores["log_likelihood"], columns["response"].lengths)
     known = None
-    if "emotion" in found:
-        known = float((found["emotion"].argmax(axis=1) == columns["emotion"]).mean())
+    if "emotion" in scores:
+        known = float((scores["emotion"].argmax(axis=1) == columns["emotion"]).mean())
     return perplexity["perplexity"], known
 
 

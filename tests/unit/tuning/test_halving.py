@@ -10,7 +10,8 @@ import pytest
 from attune.platform.runs.metrics_file import MetricsFile
 from attune.platform.training import checkpoints, sharing
 from attune.platform.training.loop import RESULT
-from attune.platform.tuning import halving, report, sweep, trial_manager
+from attune.platform.tuning import halving, report, trial_manager
+from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.halving import TrialProgress
 from attune.platform.tuning.trial import (
     VALIDATION,
@@ -21,7 +22,7 @@ from attune.platform.tuning.trial import (
     read_validations,
 )
 from tests.runs import write_run
-from tests.sweeps import SPACE, make, update_run
+from tests.sweeps import SPACE, update_run, write_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def collect_progress(*costs, rung=1, variant="a", start=0):
     ]
 
 
-def test_the_best_third_goes_on():
+def test_best_third_is_promoted():
     assert halving.select_promotion(collect_progress(2.0, 1.0)) is None
     three = collect_progress(2.0, 1.0, 3.0)
     assert halving.select_promotion(three).number == 1
@@ -53,7 +54,7 @@ def test_the_best_third_goes_on():
     assert halving.select_finalist(three) is None
 
 
-def test_who_beats_what_has_finished_goes_on_however_few_there_are():
+def test_trial_better_than_the_finished_one_is_promoted_in_a_small_group():
     old = TrialProgress(
         number=0, variant="a", costs=[3.0, 3.0, 3.0], rung=3, ended=True, finished=True
     )  # fmt: skip
@@ -67,7 +68,7 @@ def test_who_beats_what_has_finished_goes_on_however_few_there_are():
     )  # it is past the 9th
 
 
-def test_where_there_is_little_time_the_highest_rung_comes_first():
+def test_highest_rung_comes_first_when_time_is_short():
     low = collect_progress(1.0, 2.0, 3.0)
     high = [
         dataclasses.replace(each, number=each.number + 3, costs=[4.0, 4.0, 4.0], rung=3)
@@ -77,7 +78,7 @@ def test_where_there_is_little_time_the_highest_rung_comes_first():
     assert halving.select_promotion([*low, *high], highest_first=True).number == 3
 
 
-def test_who_learns_slowly_is_held_against_its_own_variant():
+def test_trials_compete_within_their_variant():
     fast = collect_progress(1.0, 2.0, 3.0)
     fast[0] = dataclasses.replace(fast[0], ended=True, finished=True)
     slow = collect_progress(91.0, 90.0, 92.0, variant="slow", start=3)
@@ -85,7 +86,7 @@ def test_who_learns_slowly_is_held_against_its_own_variant():
     assert halving.select_finalist([*fast, *slow[:2]]).number == 4
 
 
-def test_a_trial_leaves_off_at_its_rung(home, monkeypatch):
+def test_trial_pauses_at_its_rung(home, monkeypatch):
     monkeypatch.setattr("ray.tune.report", lambda _: None)
     run = write_run(home, "s-000", "dummy")
     task = Task(number=0, variant="dummy", folder="", settings={}, metrics=("valid_loss",), rung=3)
@@ -109,8 +110,10 @@ class Trainer:
 
     def __init__(self, home, monkeypatch, metric="valid_perplexity", **fields):
         self.home, self.metric, self.validations, self.tasks = home, metric, 0, 0
-        found = make(samples=16, scheduler="asha", run_id="group", metrics=(metric,), **fields)
-        self.folder = found.folder
+        sweep = write_sweep(
+            samples=16, scheduler="asha", run_id="group", metrics=(metric,), **fields
+        )
+        self.folder = sweep.folder
         monkeypatch.setattr(trial_manager.setup, "new_run", self.new_run)
         monkeypatch.setattr(trial_manager.tracking, "finish_group", lambda *_: None)
         monkeypatch.setattr(trial_manager, "sample_answers", lambda _: None)
@@ -126,7 +129,7 @@ class Trainer:
             start_group=lambda *_: None, finish_group=lambda *_: None,
             register_model=lambda *_: None, close=lambda _: None,
         )  # fmt: skip
-        return trial_manager.TrialManager(sweep.read_sweep(self.folder), tracker, lambda *_: None)
+        return trial_manager.TrialManager(sweeps.read_sweep(self.folder), tracker, lambda *_: None)
 
     def train(self, task):
         self.tasks += 1
@@ -135,12 +138,12 @@ class Trainer:
         file = MetricsFile(run.metrics_file, done)
         quality = FINAL[task.number] + run.seed / 10
         value = 50.0 - quality if "accuracy" in self.metric else 50.0 + quality
-        for look in range(done + 1, min(task.rung, VALIDATIONS) + 1):
-            file.add(look, {self.metric: value})
+        for validation in range(done + 1, min(task.rung, VALIDATIONS) + 1):
+            file.add(validation, {self.metric: value})
             self.validations += 1
-            standing = checkpoints.TrainState(total=look, best_metrics={self.metric: value})
+            state = checkpoints.TrainState(total=validation, best_metrics={self.metric: value})
             checkpoints.write_checkpoint(
-                run.checkpoints, standing, first=True, barrier=lambda: None,
+                run.checkpoints, state, first=True, barrier=lambda: None,
                 save_engines=lambda path: path.mkdir(),
                 save_weights=lambda path: path.write_bytes(b""),
             )  # fmt: skip
@@ -167,7 +170,7 @@ class Trainer:
 
 
 @pytest.mark.parametrize("metric", ["valid_perplexity", "valid_emotion_accuracy"])
-def test_sixteen_trials_cost_as_much_as_four(home, monkeypatch, metric):
+def test_sixteen_halved_trials_cost_as_much_as_four_full_ones(home, monkeypatch, metric):
     trainer = Trainer(home, monkeypatch, metric)
     ended = trainer.go(trainer.manager())
     assert trainer.validations == 16 + 5 * 2 + 1 * 6
@@ -182,7 +185,7 @@ def test_sixteen_trials_cost_as_much_as_four(home, monkeypatch, metric):
 
 
 @pytest.mark.parametrize("after", [0, 5, 16, 19, 21])
-def test_a_driver_that_dies_has_lost_no_look(home, monkeypatch, after):
+def test_driver_death_loses_no_validation(home, monkeypatch, after):
     trainer = Trainer(home, monkeypatch)
     assert trainer.go(trainer.manager(), after) is None
     ended = trainer.go(trainer.manager())
@@ -192,7 +195,7 @@ def test_a_driver_that_dies_has_lost_no_look(home, monkeypatch, after):
     assert ended.best_trial().number == FINAL.index(0)
 
 
-def test_who_waits_when_the_budget_is_spent_goes_on_later(home, monkeypatch):
+def test_trials_waiting_when_the_budget_is_spent_resume_later(home, monkeypatch):
     trainer = Trainer(home, monkeypatch)
     manager = trainer.manager()
     for _ in range(4):
@@ -209,61 +212,61 @@ def test_who_waits_when_the_budget_is_spent_goes_on_later(home, monkeypatch):
     assert trainer.validations == 32
 
 
-def test_seeds_go_on_together(home, monkeypatch):
+def test_seeds_of_a_trial_are_promoted_together(home, monkeypatch):
     trainer = Trainer(home, monkeypatch, repeat=2)
     ended = trainer.go(trainer.manager())
     assert trainer.validations == 2 * 32
     assert ended.best_trial().user_attrs["metrics"]["valid_perplexity"] == pytest.approx(50.05)
 
 
-def test_a_search_learns_from_those_that_wait():
-    found = make(search="optuna", samples=40)
+def test_search_learns_from_waiting_trials():
+    sweep = write_sweep(search="optuna", samples=40)
     for _ in range(24):
-        number, _, settings = found.suggest_trial()
-        found.set_trial_attributes(
+        number, _, settings = sweep.suggest_trial()
+        sweep.set_trial_attributes(
             number, validations=[abs(math.log10(settings["learning_rate"]) + 3.5)]
         )
-    rates = [math.log10(found.suggest_trial()[2]["learning_rate"]) for _ in range(12)]
+    rates = [math.log10(sweep.suggest_trial()[2]["learning_rate"]) for _ in range(12)]
     away = sum(abs(rate + 3.5) for rate in rates) / len(rates)
     span = math.log10(SPACE["learning_rate"].high / SPACE["learning_rate"].low)
     assert away < span / 6  # at random it would be above a quarter
 
 
-def test_settings_are_compared_where_most_trials_came():
-    found = make(samples=16, scheduler="asha")
+def test_importance_uses_the_validation_most_trials_reached():
+    sweep = write_sweep(samples=16, scheduler="asha")
     for _ in range(16):
-        number, _, settings = found.suggest_trial()
+        number, _, settings = sweep.suggest_trial()
         cost = math.log10(settings["learning_rate"]) ** 2
         validations = [cost] if number else [cost, 1.0, 1.0]
         ended = "stopped early" if number else "finished"
-        found.record_result(number, ended, "", {"valid_perplexity": validations[-1]}, validations)
-    whom = report.select_comparable(found)
+        sweep.record_result(number, ended, "", {"valid_perplexity": validations[-1]}, validations)
+    whom = report.select_comparable(sweep)
     assert (len(whom.trials), whom.validation) == (16, 1)
     assert [trial.value for trial in whom.trials][1:] == [
-        trial.user_attrs["validations"][0] for trial in found.get_trials()[1:]
+        trial.user_attrs["validations"][0] for trial in sweep.get_trials()[1:]
     ]
     assert (
-        report.compute_importances(found)["learning_rate"] > 0.8
+        report.compute_importances(sweep)["learning_rate"] > 0.8
     )  # one finished trial shows nothing
     assert "16 trials that reached validation 1" in str(whom)
 
 
-def test_settings_are_compared_by_whole_trials_where_most_finished():
-    found = make(samples=4)
+def test_importance_uses_finished_trials_when_most_finished():
+    sweep = write_sweep(samples=4)
     for _ in range(4):
-        number, _, _ = found.suggest_trial()
+        number, _, _ = sweep.suggest_trial()
         ended = "finished" if number < 2 else "stopped early"
-        found.record_result(number, ended, "", {"valid_perplexity": 1.0 + number}, [9.0])
-    whom = report.select_comparable(found)
+        sweep.record_result(number, ended, "", {"valid_perplexity": 1.0 + number}, [9.0])
+    whom = report.select_comparable(sweep)
     assert ([trial.value for trial in whom.trials], whom.validation) == ([1.0, 2.0], None)
 
 
-def test_a_table_has_no_value_where_there_is_none(call):
-    found = make(samples=3)
-    numbers = [found.suggest_trial()[0] for _ in range(3)]
-    found.record_result(numbers[0], "failed", "it died", {})
-    found.set_trial_attributes(numbers[1], metrics={"valid_perplexity": 7.0}, validations=[7.0])
-    assert report.build_table(found).select("trial", "valid_perplexity", "ended").rows() == [
+def test_table_leaves_missing_values_empty(call):
+    sweep = write_sweep(samples=3)
+    numbers = [sweep.suggest_trial()[0] for _ in range(3)]
+    sweep.record_result(numbers[0], "failed", "it died", {})
+    sweep.set_trial_attributes(numbers[1], metrics={"valid_perplexity": 7.0}, validations=[7.0])
+    assert report.build_table(sweep).select("trial", "valid_perplexity", "ended").rows() == [
         (1, 7.0, "waits"), (0, None, "failed"), (2, None, "interrupted"),
     ]  # fmt: skip
     output = call("tune", "show", "s").stdout
@@ -271,7 +274,7 @@ def test_a_table_has_no_value_where_there_is_none(call):
     assert "nan" not in output
 
 
-def test_after_half_of_the_budget_who_waits_goes_before_new_ones(home, monkeypatch):
+def test_waiting_trials_precede_new_ones_after_half_the_budget(home, monkeypatch):
     trainer = Trainer(home, monkeypatch, budget=100.0)
     manager = trainer.manager()
     for seconds, expected in ((10.0, [0, 1, 2, 3]), (60.0, [FINAL.index(0)])):
@@ -284,7 +287,7 @@ def test_after_half_of_the_budget_who_waits_goes_before_new_ones(home, monkeypat
             manager.on_trial_complete(0, [], SimpleNamespace(config=config))
 
 
-def test_the_last_of_each_variant_go_on_side_by_side(home, monkeypatch):
+def test_finalists_of_different_variants_train_concurrently(home, monkeypatch):
     trainer = Trainer(home, monkeypatch, space={"dummy": SPACE, "transformer": SPACE})
     manager = trainer.manager()
     while (task := manager.next_task()).rung < VALIDATIONS:
@@ -294,7 +297,7 @@ def test_the_last_of_each_variant_go_on_side_by_side(home, monkeypatch):
     assert {task.variant, manager.next_task().variant} == {"dummy", "transformer"}
 
 
-def test_several_workers_are_followed_as_far_as_their_checkpoints(home):
+def test_metrics_of_several_workers_are_followed_up_to_the_checkpoint(home):
     run = write_run(home, "s-000", "dummy")
     file = MetricsFile(run.metrics_file, 0)
     for step in (5, 10):
@@ -312,13 +315,13 @@ def test_several_workers_are_followed_as_far_as_their_checkpoints(home):
         )  # fmt: skip
 
     working = SimpleNamespace(join=write, is_alive=lambda: next(rounds))
-    found = [(step, *metrics) for step, metrics in follow_metrics(run, working)]
-    assert found == [(5, "loss"), (5, "valid_loss"), (10, "loss")]
+    lines = [(step, *metrics) for step, metrics in follow_metrics(run, working)]
+    assert lines == [(5, "loss"), (5, "valid_loss"), (10, "loss")]
 
 
-def test_looks_at_what_all_trials_share_do_not_count(home, monkeypatch):
-    told = []
-    monkeypatch.setattr("ray.tune.report", told.append)
+def test_validations_of_the_shared_stage_do_not_count(home, monkeypatch):
+    reports = []
+    monkeypatch.setattr("ray.tune.report", reports.append)
     run = write_run(home, "s-000", "empdg")
     assert sharing.shared_stage(run, ["critic_steps", "gumbel_temperature"]) == "critics"
     assert sharing.shared_stage(run, ["critic_steps", "penalty_weight"]) == "generator"
@@ -341,9 +344,9 @@ def test_looks_at_what_all_trials_share_do_not_count(home, monkeypatch):
     reporter(10, {"valid_perplexity": 9.0}, over=False)  # the critics' stage has not ended yet
     ended = run.model_after("critics")
     ended.mkdir()
-    standing = dataclasses.asdict(checkpoints.TrainState(stage=2, total=10))
-    (ended / checkpoints.TRAIN_STATE).write_text(json.dumps(standing))
+    state = dataclasses.asdict(checkpoints.TrainState(stage=2, total=10))
+    (ended / checkpoints.TRAIN_STATE).write_text(json.dumps(state))
     reporter(10, {"valid_perplexity": 9.0}, over=False)
     with pytest.raises(RungError):
         reporter(20, {"valid_perplexity": 8.0}, over=False)
-    assert [(one["step"], one[VALIDATION]) for one in told] == [(20, 1)]
+    assert [(one["step"], one[VALIDATION]) for one in reports] == [(20, 1)]
