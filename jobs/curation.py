@@ -51,9 +51,9 @@ def turns(
 
     with progress("") as bar:
         bar.add_task("learning who speaks", total=None)
-        made = turns.train(source, form, lines, seed)
-        made.save(out)
-    report = made.report
+        classifier = turns.train(source, form, lines, seed)
+        classifier.save(out)
+    report = classifier.report
     columns = {
         "accuracy": "accuracy",
         "balanced_accuracy": "balanced accuracy",

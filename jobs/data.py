@@ -176,9 +176,9 @@ def harvest_command(
             total=lambda count: bar.update(task, total=count),
             progress=lambda done: bar.advance(task, done),
         )
-    found = count_unpaired(out, threshold)
+    streams = count_unpaired(out, threshold)
     screen = console(as_json)
-    _show_harvest(screen, found, threshold)
+    _show_harvest(screen, streams, threshold)
     _show_rejected(screen, out, manifest)
     screen.print(f"harvest: {out} ({manifest['hash'][:12]})", markup=False)
     if as_json:
@@ -187,23 +187,23 @@ def harvest_command(
                 "out": str(out),
                 "hash": manifest["hash"],
                 "threshold": threshold,
-                "streams": found,
+                "streams": streams,
                 "harvest": manifest["harvest"],
                 "rejected": dataset_folder.rejected(out, manifest),
             }
         )
 
 
-def _show_harvest(screen: Console, found: dict[str, Any], threshold: float) -> None:
+def _show_harvest(screen: Console, streams: dict[str, Any], threshold: float) -> None:
     table = _table(f"texts whose emotion is surer than {threshold}")
     table.add_column("emotion")
-    for stream in found:
+    for stream in streams:
         table.add_column(stream, justify="right")
-    emotions = sorted({emotion for counts in found.values() for emotion in counts["emotions"]})
+    emotions = sorted({emotion for counts in streams.values() for emotion in counts["emotions"]})
     for emotion in emotions:
-        kept = (f"{counts['emotions'].get(emotion, 0):,}" for counts in found.values())
+        kept = (f"{counts['emotions'].get(emotion, 0):,}" for counts in streams.values())
         table.add_row(emotion, *kept)
-    table.add_row("all", *(f"{c['kept']:,} of {c['texts']:,}" for c in found.values()))
+    table.add_row("all", *(f"{c['kept']:,} of {c['texts']:,}" for c in streams.values()))
     screen.print(table)
 
 

@@ -151,10 +151,10 @@ class Cleaning:
         kept = [self._keeps(TURN_STEPS, text) for text in texts]
         ends = [place for place, keep in enumerate(kept) if not keep]
         starts = [0, *(place + 1 for place in ends)]
-        found = zip(starts, [*ends, len(texts)], strict=True)
+        spans = zip(starts, [*ends, len(texts)], strict=True)
         return [
             (start, end)
-            for start, end in found
+            for start, end in spans
             if start < end and self._keeps(DIALOG_STEPS, texts[start:end])
         ]
 

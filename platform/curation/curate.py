@@ -195,30 +195,32 @@ def _dialogs(
     """Turns, cut where nobody speaks for longer than `gap`. What has no time stays together."""
     dialog: list[Line] = []
     turn: list[Line] = []
-    begun = None  # when what is left out was shown, where the next line is shown with it
+    pending_start = None  # when what is left out was shown, where the next line is shown with it
     for line in lines:
         text = cleaning.line(line.text)
         if not text:
             # Lines that are shown at once have one start and one end between them.
             if line.start is None and turn and turn[-1].end is None:
                 turn[-1] = replace(turn[-1], end=line.end)
-            begun = line.start if begun is None else begun
-            begun = begun if line.end is None else None
+            pending_start = line.start if pending_start is None else pending_start
+            pending_start = pending_start if line.end is None else None
             continue
-        said = Line(text=text, start=begun if line.start is None else line.start, end=line.end)
-        begun = None
-        silence = gap_between(turn[-1], said) if turn else None
+        cleaned = Line(
+            text=text, start=pending_start if line.start is None else line.start, end=line.end
+        )
+        pending_start = None
+        silence = gap_between(turn[-1], cleaned) if turn else None
         ends_dialog = silence is not None and silence > gap
         # A long silence ends the turn, too, whoever speaks after it: ours, since the paper only
         # looks between turns.
         begins = names_speaker(line.text) or model is None or ends_dialog
-        if turn and (begins or (model is not None and model.changes(turn[-1], said))):
+        if turn and (begins or (model is not None and model.changes(turn[-1], cleaned))):
             dialog.append(_joined(turn))
             turn = []
         if ends_dialog:
             yield dialog
             dialog = []
-        turn.append(said)
+        turn.append(cleaned)
     if turn:
         yield [*dialog, _joined(turn)]
 
@@ -259,8 +261,8 @@ def curate(
         "steps": list(steps),
     }
     target = OutputFolder(out, overwrite=False)
-    if (made := find_existing(out, NAME, maker)) is not None:
-        return made, None
+    if (manifest := find_existing(out, NAME, maker)) is not None:
+        return manifest, None
     total(len(files))
     key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
     work = out.resolve().parent / f".{out.name}.{NAME}-{key}"
@@ -301,7 +303,7 @@ def _speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
 
 def _files(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
     """Where each file lies, and its name."""
-    found = []
+    files = []
     for source in sources:
         if not source.exists():
             raise UsageError(f"no such source: '{source}'; give a file or a folder of subtitles")
@@ -309,19 +311,19 @@ def _files(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
         for path in subtitles.find(source):
             name = path.relative_to(root).as_posix().encode(errors="replace").decode()
             name = name[: name.lower().rindex(ending(path))]
-            found.append((str(path.resolve()), name))
-    if not found:
+            files.append((str(path.resolve()), name))
+    if not files:
         wanted = ", ".join(subtitles.ENDINGS)
         raise UsageError(
             f"no subtitles in {', '.join(map(str, sources))}: files that end in {wanted} (or with "
             f".gz behind) are read, in folders inside folders too"
         )
-    names = Counter(name for _, name in found)
+    names = Counter(name for _, name in files)
     if twice := [name for name, count in names.items() if count > 1]:
         raise UsageError(
             f"two files are named '{twice[0]}': give the sources one by one, or take one out"
         )
-    return tuple(found)
+    return tuple(files)
 
 
 def _listing(files: Iterable[tuple[str, str]]) -> str:

@@ -63,14 +63,14 @@ def features(first: Line, second: Line, usual_gap: float) -> dict[str, float]:
     one, two = _WORD.findall(first.text.lower()), _WORD.findall(second.text.lower())
     end, begin = _end(first.text), _begin(second.text)
     gap = gap_between(first, second)
-    found: dict[str, float] = {
+    values: dict[str, float] = {
         "gap": usual_gap if gap is None else _squeezed(gap),
         "length 1": math.log1p(len(one)) / 3,
         "length 2": math.log1p(len(two)) / 3,
         "shared": len(set(one) & set(two)) / (1 + min(len(one), len(two))),
     }
     last, head = (one[-1] if one else ""), (two[0] if two else "")
-    shown = [
+    indicators = [
         f"end {end}", f"begin {begin}", f"end 2 {_end(second.text)}", f"ends {end} {begin}",
         f"questions {end == '?'} {second.text.endswith('?')}",
         f"last {last}", f"head {head}", f"head 1 {one[0] if one else ''}", f"answer {end} {head}",
@@ -79,8 +79,8 @@ def features(first: Line, second: Line, usual_gap: float) -> dict[str, float]:
         *(f"people {p} {q}" for p in _people(one) for q in _people(two)),
         *(f"1 {word}" for word in set(one)), *(f"2 {word}" for word in set(two)),
     ]  # fmt: skip
-    found.update(dict.fromkeys(shown, 1.0))
-    return found
+    values.update(dict.fromkeys(indicators, 1.0))
+    return values
 
 
 def gap_between(first: Line, second: Line) -> float | None:
@@ -126,8 +126,8 @@ class Turns:
     def changes(self, first: Line, second: Line) -> bool:
         """Whether the second line has another speaker."""
         weights = self.weights
-        found = features(first, second, self.usual_gap).items()
-        return self.bias + sum(weights.get(name, 0.0) * value for name, value in found) > 0
+        values = features(first, second, self.usual_gap).items()
+        return self.bias + sum(weights.get(name, 0.0) * value for name, value in values) > 0
 
     def save(self, path: Path) -> None:
         """Write it where `load` finds it."""
@@ -187,33 +187,33 @@ def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) 
         machine = LinearSVC(C=strength, random_state=seed, max_iter=5000)
         machine.fit(inputs, known["train"].changes)
         weights = zip(table.get_feature_names_out(), machine.coef_[0], strict=True)
-        found = Turns(
+        classifier = Turns(
             weights={str(name): round(float(w), 6) for name, w in weights if abs(w) > 1e-6},
             bias=round(float(machine.intercept_[0]), 6),
             usual_gap=usual_gap,
             lines=lines,
             report={"strength": strength},
         )
-        right = scores(_told(found, known["valid"]), known["valid"])["accuracy"]
-        tried.append((right, -strength, found))
+        right = scores(_predict(classifier, known["valid"]), known["valid"])["accuracy"]
+        tried.append((right, -strength, classifier))
     _, _, best = max(tried, key=lambda one: one[:2])
     best.report.update(_report(best, known))
     return best
 
 
-def scores(found: Sequence[bool], known: Known) -> dict[str, float]:
+def scores(predictions: Sequence[bool], known: Known) -> dict[str, float]:
     """Accuracy, its mean over changed and same, and the F1 of same, where lines are joined."""
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 
     truth = known.changes
     return {
-        "accuracy": float(accuracy_score(truth, found)),
-        "balanced_accuracy": float(balanced_accuracy_score(truth, found)),
-        "f1_same": float(f1_score(truth, found, pos_label=False, zero_division=0.0)),
+        "accuracy": float(accuracy_score(truth, predictions)),
+        "balanced_accuracy": float(balanced_accuracy_score(truth, predictions)),
+        "f1_same": float(f1_score(truth, predictions, pos_label=False, zero_division=0.0)),
     }
 
 
-def _told(turns: Turns, known: Known) -> list[bool]:
+def _predict(turns: Turns, known: Known) -> list[bool]:
     return [turns.changes(*pair) for pair in known.pairs]
 
 
@@ -221,7 +221,7 @@ def _report(turns: Turns, known: dict[str, Known]) -> dict[str, Any]:
     test = known["test"]
     return {
         "pairs": {split: len(one.pairs) for split, one in known.items()},
-        **scores(_told(turns, test), test),
+        **scores(_predict(turns, test), test),
         "always_changed": scores([True] * len(test.pairs), test),
         "published": PUBLISHED,
     }
@@ -229,27 +229,29 @@ def _report(turns: Turns, known: dict[str, Known]) -> dict[str, Any]:
 
 def _known(source: str, form: str, lines: str) -> dict[str, Known]:
     files = Source(source, form)
-    found = {split: Known(pairs=[], changes=[]) for split in SPLITS}
+    splits = {split: Known(pairs=[], changes=[]) for split in SPLITS}
     checker = Checker(files.reader.EMOTION_LABELS, any_emotion=True)
     for frame in whole_conversations(files.read(Counter())):
         usable, _ = divide(checker.check(frame))
         spoken = usable.filter(pl.col("speaker").is_not_null())
         for conversation in spoken.partition_by("conversation_id", maintain_order=True):
             episode = conversation["episode"][0] or conversation["conversation_id"][0]
-            known = found[split_by_hash(episode)]
-            for (line, speaker), (other, another) in pairwise(_said(conversation, lines)):
+            known = splits[split_by_hash(episode)]
+            for (line, speaker), (other, another) in pairwise(
+                _split_into_lines(conversation, lines)
+            ):
                 known.pairs.append((line, other))
                 known.changes.append(speaker != another)
-    for split, one in found.items():
+    for split, one in splits.items():
         if len(set(one.changes)) < 2:
             raise UsageError(
                 f"'{source}' has too few lines with known speakers for {split}: give conversations "
                 f"whose utterances have a 'speaker' (docs/curating.md)"
             )
-    return found
+    return splits
 
 
-def _said(conversation: pl.DataFrame, lines: str) -> Iterable[tuple[Line, str]]:
+def _split_into_lines(conversation: pl.DataFrame, lines: str) -> Iterable[tuple[Line, str]]:
     from attune.platform.text.tokenizing import sentences
 
     for text, start, end, speaker in conversation.select(

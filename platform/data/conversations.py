@@ -161,8 +161,8 @@ class Checker:
     def _strange(self, frame: pl.DataFrame) -> list[str]:
         if self.any_emotion:
             return []
-        given = frame["emotion"].drop_nulls().unique()
-        return sorted(set(given) - self.emotions)
+        present = frame["emotion"].drop_nulls().unique()
+        return sorted(set(present) - self.emotions)
 
     def _again(self, frame: pl.DataFrame) -> pl.Series:
         """Which rows belong to a conversation that had already ended."""

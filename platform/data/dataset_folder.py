@@ -56,8 +56,8 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 def rejected(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """How many rows of files were set aside, why, and where they are listed."""
-    found: dict[str, Any] = manifest["rejected"]
-    return {**found, "file": str(folder / found["file"]) if found["file"] else None}
+    rejects: dict[str, Any] = manifest["rejected"]
+    return {**rejects, "file": str(folder / rejects["file"]) if rejects["file"] else None}
 
 
 def read_samples(folder: Path, stream: str) -> pl.DataFrame:
@@ -101,14 +101,14 @@ def read_labelled_utterances(folder: Path, split: str) -> pl.DataFrame:
     stream = LABELLED[split]
     if stream in read_manifest(folder)["splits"]:
         return read_samples(folder, stream)
-    told = utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
-    if told.is_empty():
+    labelled = utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
+    if labelled.is_empty():
         raise UsageError(
             f"'{folder}': no utterance of {split} has a label: use data that do, such as "
             f"EmpatheticIntents or 'bundled', or add labels with 'attune annotate emotions RUN "
             f"--data {folder}'"
         )
-    return alone(told)
+    return alone(labelled)
 
 
 def content(rows: pl.DataFrame) -> bytes:
@@ -175,27 +175,27 @@ class OutputFolder:
         place = self.out.parent
         while not place.exists():
             place = place.parent
-        made = place / f".{self.out.name}-{secrets.token_hex(4)}"
+        folder = place / f".{self.out.name}-{secrets.token_hex(4)}"
         try:
             try:
-                made.mkdir()
+                folder.mkdir()
             except OSError as error:
                 raise UsageError(
                     f"--out '{self.named}' cannot be made: {error.strerror}"
                 ) from error
-            yield made
+            yield folder
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def publish(self, made: Path, manifest: dict[str, Any]) -> None:
+    def publish(self, folder: Path, manifest: dict[str, Any]) -> None:
         """Put the finished folder in its place."""
         if not (self.out / MANIFEST).is_file():
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            made.rename(self.out)
+            folder.rename(self.out)
         elif self.overwrite:
             old = Path(tempfile.mkdtemp(prefix=f".{self.out.name}-old-", dir=self.out.parent))
             self.out.rename(old / self.out.name)
-            made.rename(self.out)
+            folder.rename(self.out)
             shutil.rmtree(old)
         elif self._there() != manifest:
             self._refuse()
@@ -203,7 +203,7 @@ class OutputFolder:
             for name, digest in manifest["contents"].items():
                 path = self.out / name
                 if not path.is_file() or checksum(path) != digest:
-                    (made / name).replace(path)  # damaged: made good
+                    (folder / name).replace(path)  # damaged: made good
 
     def _there(self) -> dict[str, Any]:
         try:

@@ -190,8 +190,8 @@ def _decoded_lines(stream: IO[bytes]) -> Iterator[str]:
 
 def _record_problem(fields: list[str], header: list[str]) -> str | None:
     for field in fields:
-        if found := _ESCAPED_BYTE.search(field):
-            return _not_utf8(ord(found[0]) - 0xDC00, found.start())
+        if match := _ESCAPED_BYTE.search(field):
+            return _not_utf8(ord(match[0]) - 0xDC00, match.start())
     if len(fields) != len(header):
         return f"wrong number of fields: {len(fields)} where the header has {len(header)}"
     return None

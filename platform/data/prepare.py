@@ -86,9 +86,9 @@ def prepare(
     files = Source(source, form)
     target = OutputFolder(out, overwrite)
     target.check(files)
-    with target.temporary_folder() as made:
-        manifest = _Preparation(files, made, strict, any_emotion).run(progress)
-        target.publish(made, manifest)
+    with target.temporary_folder() as folder:
+        manifest = _Preparation(files, folder, strict, any_emotion).run(progress)
+        target.publish(folder, manifest)
     return manifest
 
 
@@ -119,16 +119,16 @@ class _Preparation:
             for piece in whole_conversations(self.source.read(self.tolerated)):
                 usable, bad = divide(self.checker.check(piece))
                 self._set_aside(bad, rejects)
-                told = tokenized(_with_splits(usable))
-                self._count(told)
-                for made in (samples(told), build_cause_samples(told)):
-                    parts = made.partition_by("split", include_key=False, as_dict=True)
+                utterances = tokenized(_with_splits(usable))
+                self._count(utterances)
+                for frame in (samples(utterances), build_cause_samples(utterances)):
+                    parts = frame.partition_by("split", include_key=False, as_dict=True)
                     for stream, rows in parts.items():
                         self._write(str(stream[0]), rows, writers, stack)
                 progress(piece.height)
         if not self.samples:
-            found = self.first_reject or "no listener turn has a context"
-            raise DataError(f"nothing to learn from in the source: {found}")
+            reason = self.first_reject or "no listener turn has a context"
+            raise DataError(f"nothing to learn from in the source: {reason}")
         return self._finish()
 
     def _set_aside(self, bad: pl.DataFrame, file: IO[bytes]) -> None:

@@ -105,7 +105,7 @@ def utterances(samples: pl.DataFrame) -> pl.DataFrame:
     """Each utterance of paired samples once: conversation_id, turn, role, text, tokens, label,
     situation_tokens. A conversation's samples must all be there; the last one holds the rest."""
     last = samples.group_by("conversation_id", maintain_order=True).last()
-    told = last.select(
+    rows = last.select(
         "conversation_id",
         "situation_tokens",
         turn=pl.int_ranges(pl.col("context").list.len().cast(pl.Int64) + 2),
@@ -114,10 +114,10 @@ def utterances(samples: pl.DataFrame) -> pl.DataFrame:
         tokens=pl.concat_list("context_tokens", "response_tokens", "next_turn_tokens"),
         label=pl.concat_list("context_labels", "response_label", pl.lit(None, dtype=pl.String)),
     ).explode("turn", "role", "text", "tokens", "label")
-    return told.filter(pl.col("text").is_not_null())
+    return rows.filter(pl.col("text").is_not_null())
 
 
-def alone(told: pl.DataFrame) -> pl.DataFrame:
+def alone(rows: pl.DataFrame) -> pl.DataFrame:
     """Utterances as samples of their own, each a context of one turn with its label as emotion."""
     known = {
         "conversation_id": pl.col("conversation_id"),
@@ -130,7 +130,7 @@ def alone(told: pl.DataFrame) -> pl.DataFrame:
         for name, dtype in SAMPLES.items()
         if name not in known
     }
-    return told.select((known | others)[name].alias(name) for name in SAMPLES)
+    return rows.select((known | others)[name].alias(name) for name in SAMPLES)
 
 
 def _among(numbers: pl.Expr, chosen: pl.Expr) -> pl.Expr:

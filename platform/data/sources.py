@@ -88,10 +88,10 @@ def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
     paths = [path for path in files if _may_hold_data(path)]
     if form != AUTO:
         # Read as told, even where a header is wrong: the reader says what is wrong with it.
-        told = [path for path in paths if ending(path) in _endings_of(form)]
-        if not told:
+        matching = [path for path in paths if ending(path) in _endings_of(form)]
+        if not matching:
             raise UsageError(f"no file of format '{form}' in '{root}'")
-        return told, READERS[form]
+        return matching, READERS[form]
     formats = {path: _format(path) for path in paths}
     known = {name for name in formats.values() if name}
     if len(known) > 1:
@@ -111,7 +111,7 @@ def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
             f"'{strange[0]}' is not {name} like the other files in '{root}': put its first line "
             f"right, or take it out"
         )
-    return [path for path, found in formats.items() if found], READERS[name]
+    return [path for path, format_name in formats.items() if format_name], READERS[name]
 
 
 def _may_hold_data(path: Path) -> bool:

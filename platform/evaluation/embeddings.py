@@ -48,7 +48,7 @@ def score(
     words = words.filter(words != "").unique().sort()
     known = Vocabulary(list(dict.fromkeys((*SPECIALS, *words))))  # an answer may hold `<unk>`
     vectors = load_word_vectors(path, known)
-    has_vector = vectors.found.copy()
+    has_vector = vectors.in_file.copy()
     has_vector[: len(SPECIALS)] = False  # a file may have a vector for `<unk>`
     hypotheses, refs = (Ragged.from_lists(known.encode(texts)) for texts in (answers, references))
     known_mask = torch.from_numpy(has_vector)

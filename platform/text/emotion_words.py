@@ -25,8 +25,8 @@ class EmotionWords:
         Each distinct text is tagged once, however many contexts it stands in.
         """
         distinct = tokens.drop_nulls().unique(maintain_order=True)
-        found = {text: " ".join(self._of(text.split())) for text in distinct}
-        return tokens.replace_strict(found, default=None, return_dtype=pl.String)
+        emotion_words = {text: " ".join(self._of(text.split())) for text in distinct}
+        return tokens.replace_strict(emotion_words, default=None, return_dtype=pl.String)
 
     def marks(self, vocabulary: Vocabulary) -> list[bool]:
         """For each token of a vocabulary whether it is one, taken by itself: of words that a model

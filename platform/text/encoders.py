@@ -42,12 +42,12 @@ class Pretrained(nn.Module):
         there = subwords > 0
         numbers = torch.where(there, subwords - 1, self.padding)
         with _attention():
-            found = self.network(
+            output = self.network(
                 input_ids=numbers,
                 attention_mask=there.long(),
                 output_hidden_states=layer is not None,
             )
-        states: Tensor = found.last_hidden_state if layer is None else found.hidden_states[layer]
+        states: Tensor = output.last_hidden_state if layer is None else output.hidden_states[layer]
         return states
 
 
@@ -90,8 +90,8 @@ class TextEncoder:
         """The numbers of each text's subwords, without what begins or ends it."""
         if not texts:
             return []
-        found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
-        return [[number + 1 for number in numbers] for numbers in found["input_ids"]]
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return [[number + 1 for number in numbers] for numbers in encoded["input_ids"]]
 
     def save(self, folder: Path) -> None:
         """All but the weights, which are kept with those of the model it is a part of."""
@@ -156,11 +156,11 @@ def _encoder(name: str, folder: Path, network: Any) -> TextEncoder:
     return TextEncoder(name=name, module=module.eval(), tokenizer=tokenizer)
 
 
-def _read(kind: Any, folder: Path, **given: Any) -> Any:
+def _read(kind: Any, folder: Path, **options: Any) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would draw one for each process that loads
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True, **given)
+        return kind.from_pretrained(str(folder), local_files_only=True, **options)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"the encoder in '{folder}' cannot be read: {error}") from error

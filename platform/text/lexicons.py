@@ -74,10 +74,10 @@ def _loaded(path: Path) -> frozenset[str] | dict[str, dict[str, tuple[float, flo
             return frozenset(map(str, content[0]))
         raise DataError(f"{path}: the first element must be a list of words")
     lines = path.read_text(encoding="utf-8").splitlines()
-    found = frozenset(line.split("\t")[0].strip() for line in lines if line.strip())
-    if not found:
+    words = frozenset(line.split("\t")[0].strip() for line in lines if line.strip())
+    if not words:
         raise DataError(f"{path}: row 1: no word in it")
-    return found
+    return words
 
 
 def _valence_arousal(path: Path) -> dict[str, tuple[float, float]]:

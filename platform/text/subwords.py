@@ -76,8 +76,8 @@ class Subwords(Vocabulary):
 
     def numbers_of(self, texts: pl.Series) -> pl.DataFrame:
         """The numbers of distinct texts."""
-        found = self.tokenizer.encode_batch(texts.to_list(), add_special_tokens=False)
-        numbers = [[number + len(SPECIALS) for number in each.ids] for each in found]
+        encodings = self.tokenizer.encode_batch(texts.to_list(), add_special_tokens=False)
+        numbers = [[number + len(SPECIALS) for number in encoding.ids] for encoding in encodings]
         return pl.DataFrame({"text": texts, "number": pl.Series(numbers, dtype=pl.List(pl.Int32))})
 
     def decode(self, numbers: Iterable[int]) -> list[str]:

@@ -57,7 +57,7 @@ _SENTENCE_END_INSIDE = r"[.?!](?:\s+\S|[)\";}\]*:@'({\[?!])"
 # The commonest one, a plain word, its end mark, blanks and a letter: here Punkt always cuts, unless
 # the word is an abbreviation or known to go on ("no. 5"); see `_sentences`.
 _PLAIN_SENTENCE_END = re.compile(r"(?<!\S)([a-z]{2,})([.?!]) +(?=[a-z])")
-_LOOK_AROUND_QUOTE = r"(?:^|\W)'\w"
+_QUOTE_BEFORE_WORD = r"(?:^|\W)'\w"
 _PUNKT = "llama_index/core/_static/nltk_cache/tokenizers/punkt_tab/english"
 
 
@@ -182,7 +182,7 @@ def _is_ascii(column: str) -> pl.Expr:
 
 def _words(sentences: pl.DataFrame) -> pl.DataFrame:
     """(index, tokens): the Treebank tokens of each sentence, joined by blanks, in its order."""
-    plain = _is_ascii("sentence") & ~pl.col("sentence").str.contains(_LOOK_AROUND_QUOTE)
+    plain = _is_ascii("sentence") & ~pl.col("sentence").str.contains(_QUOTE_BEFORE_WORD)
     numbered = sentences.with_row_index("place")
     fast = numbered.filter(plain).select("place", "index", tokens=_treebank(pl.col("sentence")))
     odd = numbered.filter(~plain)
@@ -201,8 +201,8 @@ def _words(sentences: pl.DataFrame) -> pl.DataFrame:
 def _treebank(text: pl.Expr) -> pl.Expr:
     """nltk's rules in nltk's order (see `NLTKWordTokenizer.tokenize`), as one polars expression."""
     rules = NLTKWordTokenizer
-    without_look_around = rules.STARTING_QUOTES[:-1]
-    before = [*without_look_around, *rules.PUNCTUATION, rules.PARENS_BRACKETS, rules.DOUBLE_DASHES]
+    starting_quotes = rules.STARTING_QUOTES[:-1]
+    before = [*starting_quotes, *rules.PUNCTUATION, rules.PARENS_BRACKETS, rules.DOUBLE_DASHES]
     contractions = [(rule, r" \1 \2 ") for rule in (*rules.CONTRACTIONS2, *rules.CONTRACTIONS3)]
     for rule, replacement in before:
         text = text.str.replace_all(*_in_rust(rule.pattern, replacement))

@@ -13,28 +13,28 @@ from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class WordVectors:
-    """A row for each token of a vocabulary; where `found` is False the row is drawn at random."""
+    """A row for each token of a vocabulary; rows where `in_file` is False are drawn at random."""
 
     matrix: npt.NDArray[np.float32]  # (vocabulary, dimension)
-    found: npt.NDArray[np.bool_]  # (vocabulary,)
+    in_file: npt.NDArray[np.bool_]  # (vocabulary,)
 
     @property
     def dimension(self) -> int:
-        """How many numbers a word has."""
+        """The length of a word's vector."""
         return int(self.matrix.shape[1])
 
     @property
-    def share_found(self) -> float:
-        """How much of the vocabulary, specials aside, the file knows."""
-        words = self.found[len(SPECIALS) :]
+    def coverage(self) -> float:
+        """The share of the vocabulary, special tokens excluded, that the file contains."""
+        words = self.in_file[len(SPECIALS) :]
         return float(words.mean()) if len(words) else 0.0
 
 
 def load_word_vectors(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> WordVectors:
     """The vectors of a vocabulary. Only its words are parsed, so a 6 GB file takes little memory.
 
-    A token that the file lacks gets numbers of the same spread as those that were found, so that
-    nothing stands out only because it is new.
+    A token that the file lacks gets a random vector with the mean and standard deviation of the
+    others, so that its norm does not differ from theirs.
     """
     if not path.is_file():
         raise UsageError(f"no such word vectors: '{path}'; give a GloVe text file (.txt or .gz)")
@@ -51,20 +51,20 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> W
             number = vocabulary.numbers.get(name.decode("utf-8", errors="replace"))
             if number is None:
                 continue
-            rows[number] = _parsed(path, row, numbers, dimension)
+            rows[number] = _parse_vector(path, row, numbers, dimension)
     if not rows:
         raise DataError(f"{path}: none of the vocabulary's {len(vocabulary)} tokens is in it")
-    found = np.zeros(len(vocabulary), dtype=bool)
-    found[list(rows)] = True
+    in_file = np.zeros(len(vocabulary), dtype=bool)
+    in_file[list(rows)] = True
     known = np.stack([rows[number] for number in sorted(rows)])
     draw = np.random.default_rng(seed)
     matrix = draw.normal(known.mean(), known.std(), (len(vocabulary), dimension)).astype(np.float32)
-    matrix[found] = known
+    matrix[in_file] = known
     matrix[vocabulary.numbers[SPECIALS[0]]] = 0.0  # padding adds nothing
-    return WordVectors(matrix=matrix, found=found)
+    return WordVectors(matrix=matrix, in_file=in_file)
 
 
-def _parsed(path: Path, row: int, numbers: bytes, dimension: int) -> npt.NDArray[np.float32]:
+def _parse_vector(path: Path, row: int, numbers: bytes, dimension: int) -> npt.NDArray[np.float32]:
     try:
         vector = np.array(numbers.split(), dtype=np.float32)
     except ValueError as error:

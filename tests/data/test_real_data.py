@@ -89,8 +89,12 @@ def test_emotion_words_of_the_lexicon_and_adjectives(dialogues):
     text = "my sister called me this morning and told me she scored a new job with microsoft !"
     assert {"sister", "new", "job"} <= set(find(pl.Series([text]))[0].split())
     contexts = read_samples(folder, "valid").explode("context_tokens")["context_tokens"]
-    found = find(contexts)
-    assert 0.1 < found.str.count_matches(" ").sum() / contexts.str.count_matches(" ").sum() < 0.4
+    emotion_words = find(contexts)
+    assert (
+        0.1
+        < emotion_words.str.count_matches(" ").sum() / contexts.str.count_matches(" ").sum()
+        < 0.4
+    )
 
 
 def test_vocabulary_is_built_on_train_alone(dialogues):
@@ -179,7 +183,7 @@ def test_word_vectors_and_lexicons(dialogues):
     vocabulary = Vocabulary.build(pl.read_parquet(folder / "tokens.parquet"))
     vectors = load_word_vectors(DATA / "glove" / "glove.6B.100d.subset.txt.gz", vocabulary)
     assert vectors.dimension == 100
-    assert vectors.share_found > 0.8
+    assert vectors.coverage > 0.8
     lexicon = Lexicon.load(DATA / "nrc" / "emotion_lexicon.json", DATA / "nrc" / "vad.txt")
     assert len(lexicon.words) == 14182
     assert {"job", "time"} <= lexicon.words

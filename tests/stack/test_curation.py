@@ -34,12 +34,12 @@ def test_tasks_make_what_one_process_makes(tmp_path, monkeypatch):
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout.splitlines()[-1])
-    assert_json_keys(done.args[1:], made)
-    assert made["files"] == count
-    assert made["rejected"]["rows"] == 1
-    assert made["steps"]["duplicates"] == count - 101  # film 107 stands for the damaged 7
-    assert made["speed"]["lines"] == 3 * (count - 1)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert_json_keys(done.args[1:], report)
+    assert report["files"] == count
+    assert report["rejected"]["rows"] == 1
+    assert report["steps"]["duplicates"] == count - 101  # film 107 stands for the damaged 7
+    assert report["speed"]["lines"] == 3 * (count - 1)
 
     monkeypatch.setattr(cluster, "connect", lambda: None)
     monkeypatch.setattr(ray_tasks, "run_tasks", lambda work, tasks, _: map(work, tasks))

@@ -63,11 +63,11 @@ def read() -> Iterator[pl.DataFrame]:
     rows: list[dict[str, object]] = []
     for emotion in EMOTIONS:
         for place, situation in enumerate(_material(emotion)["situations"]):
-            for number, (felt, turns) in enumerate(_conversations(emotion, place)):
+            for number, (speaker_emotion, turns) in enumerate(_conversations(emotion, place)):
                 row = {
                     "conversation_id": f"{emotion}-{place:02d}-{number}",
                     "split": SITUATION_SPLITS[place],
-                    "emotion": felt,
+                    "emotion": speaker_emotion,
                     "situation": situation["summary"],
                     "file": f"{emotion}.yaml",
                     "row": place + 1,
@@ -96,26 +96,28 @@ def _conversations(emotion: str, place: int) -> list[tuple[str, list[Utterance]]
     """The different conversations about one situation, each with what its speaker feels."""
     split = SITUATION_SPLITS[place]
     draw = random.Random(f"{emotion} {place}")
-    tellers = [emotion] * CONVERSATIONS_OF_A_SITUATION[split]
+    speaker_emotions = [emotion] * CONVERSATIONS_OF_A_SITUATION[split]
     if split in SPLITS:
-        tellers += _neighbours(emotion)
-    made: list[tuple[str, list[Utterance]]] = []
-    for teller in tellers:
-        candidate = _conversation(emotion, place, teller, draw)
-        while any(candidate == other for _, other in made):
-            candidate = _conversation(emotion, place, teller, draw)
-        made.append((teller, candidate))
-    return made
+        speaker_emotions += _neighbours(emotion)
+    conversations: list[tuple[str, list[Utterance]]] = []
+    for speaker_emotion in speaker_emotions:
+        candidate = _conversation(emotion, place, speaker_emotion, draw)
+        while any(candidate == other for _, other in conversations):
+            candidate = _conversation(emotion, place, speaker_emotion, draw)
+        conversations.append((speaker_emotion, candidate))
+    return conversations
 
 
 def _neighbours(emotion: str) -> list[str]:
     return [one for group in NEIGHBOURS if emotion in group for one in group if one != emotion]
 
 
-def _conversation(emotion: str, place: int, teller: str, draw: random.Random) -> list[Utterance]:
+def _conversation(
+    emotion: str, place: int, speaker_emotion: str, draw: random.Random
+) -> list[Utterance]:
     # Who feels otherwise than the situation's own emotion always shows it.
-    feeling = FEELING if teller == emotion else 1.0
-    writer = _Writer(_material(emotion)["situations"][place], place, teller, feeling, draw)
+    feeling = FEELING if speaker_emotion == emotion else 1.0
+    writer = _Writer(_material(emotion)["situations"][place], place, speaker_emotion, feeling, draw)
     make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}
     return make.get(SITUATION_SPLITS[place], writer.conversation)()
 
@@ -138,11 +140,17 @@ class _Writer:
         self.openers = _of_split(_frames()["openers"], split)
         self.acknowledgements = _of_split(_frames()["acknowledgements"][tone], split)
         self.farewells = _of_split(_frames()["farewells"][tone], split)
-        self.felt: list[str] = []  # what this conversation has said of the feeling already
+        self.used_feelings: list[str] = []  # what this conversation has said of the feeling already
 
     def conversation(self) -> list[Utterance]:
         """One of four shapes, with or without a goodbye."""
-        shapes = (self._told, self._told, self._hooked, self._acknowledged, self._questioned)
+        shapes = (
+            self._start_with_cause,
+            self._start_with_cause,
+            self._start_with_hook,
+            self._acknowledge_cause,
+            self._hook_and_question,
+        )
         turns = self.draw.choice(shapes)()
         goes_on = self.draw.random() < GOES_ON
         turns.append(self._reply(last=not goes_on))
@@ -154,7 +162,12 @@ class _Writer:
 
     def context(self) -> list[Utterance]:
         """What comes before a reply."""
-        shapes = (self._told, self._hooked, self._acknowledged, self._questioned)
+        shapes = (
+            self._start_with_cause,
+            self._start_with_hook,
+            self._acknowledge_cause,
+            self._hook_and_question,
+        )
         return self.draw.choice(shapes)()
 
     def response(self) -> list[Utterance]:
@@ -162,16 +175,16 @@ class _Writer:
         makers = (self._reply, self._question, lambda: self._framed(self.acknowledgements))
         return [self.draw.choice(makers)()]
 
-    def _told(self) -> list[Utterance]:
-        return [self._cause(), *self._asked()]
+    def _start_with_cause(self) -> list[Utterance]:
+        return [self._cause(), *self._question_and_answer()]
 
-    def _hooked(self) -> list[Utterance]:
+    def _start_with_hook(self) -> list[Utterance]:
         return [*self._opening(), self._cause()]
 
-    def _questioned(self) -> list[Utterance]:
-        return [*self._opening(), self._cause(), *self._asked()]
+    def _hook_and_question(self) -> list[Utterance]:
+        return [*self._opening(), self._cause(), *self._question_and_answer()]
 
-    def _acknowledged(self) -> list[Utterance]:
+    def _acknowledge_cause(self) -> list[Utterance]:
         how = self._feeling()
         return [
             self._cause(feeling=False),
@@ -182,7 +195,7 @@ class _Writer:
     def _opening(self) -> list[Utterance]:
         opener = self.draw.choice(self.openers)
         return [
-            self._perhaps_felt(self.situation["hook"]),
+            self._maybe_add_feeling(self.situation["hook"]),
             Utterance(role=LISTENER, text=opener, label="questioning"),
         ]
 
@@ -192,14 +205,14 @@ class _Writer:
             text = f"{text} {self._feeling()}"
         return Utterance(role=SPEAKER, text=text, label=self.emotion, cause=True)
 
-    def _asked(self) -> list[Utterance]:
+    def _question_and_answer(self) -> list[Utterance]:
         asked = self.draw.choice(self.situation["asked"])
         return [
             Utterance(role=LISTENER, text=asked["question"], label="questioning"),
-            self._perhaps_felt(asked["answer"]),
+            self._maybe_add_feeling(asked["answer"]),
         ]
 
-    def _perhaps_felt(self, text: str) -> Utterance:
+    def _maybe_add_feeling(self, text: str) -> Utterance:
         if self.draw.random() < self.feeling:
             return Utterance(role=SPEAKER, text=f"{text} {self._feeling()}", label=self.emotion)
         return Utterance(role=SPEAKER, text=text, label=NEUTRAL)
@@ -220,10 +233,10 @@ class _Writer:
         return Utterance(role=LISTENER, text=text[0].upper() + text[1:], label=frame["intent"])
 
     def _feeling(self) -> str:
-        names = self.draw.random() < NAMES_IT and not set(self.names) & set(self.felt)
+        names = self.draw.random() < NAMES_IT and not set(self.names) & set(self.used_feelings)
         sentences = self.names if names else self.feelings
-        sentence = self.draw.choice([s for s in sentences if s not in self.felt])
-        self.felt.append(sentence)
+        sentence = self.draw.choice([s for s in sentences if s not in self.used_feelings])
+        self.used_feelings.append(sentence)
         return str(sentence)
 
 

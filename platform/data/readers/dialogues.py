@@ -111,8 +111,8 @@ def _read_csv(path: Path) -> Iterator[pl.DataFrame]:
                 place |= {"conversation_id": name or None, "raw": record.raw}
                 rows.append({**place, "problem": record.problem})
             else:  # an empty cell says nothing
-                given = {key: value for key, value in record.fields.items() if value.strip()}
-                rows.append({**place, **_utterance(path, given, ",".join(given.values()))})
+                fields = {key: value for key, value in record.fields.items() if value.strip()}
+                rows.append({**place, **_utterance(path, fields, ",".join(fields.values()))})
         yield conversations(rows)
 
 

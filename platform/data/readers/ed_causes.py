@@ -44,42 +44,44 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa
 
 def _turns(line: str, split: str | None) -> Iterator[dict[str, object]]:
     try:
-        found = json.loads(line)
+        conversation = json.loads(line)
     except (RecursionError, ValueError) as error:
         yield {"problem": f"not readable as JSON: {error}", "raw": line}
         return
-    problem = _problem(found)
+    problem = _problem(conversation)
     if problem:
         yield {"problem": problem, "raw": line}
         return
-    last = (len(found["utters"]) - 1) // 2 * 2  # the speaker's
-    for turn, words in enumerate(found["utters"]):
+    last = (len(conversation["utters"]) - 1) // 2 * 2  # the speaker's
+    for turn, words in enumerate(conversation["utters"]):
         ends = turn == last
-        causes = [cause for cause in found["emotion_cause"] if cause <= last]
+        causes = [cause for cause in conversation["emotion_cause"] if cause <= last]
         yield {
-            "conversation_id": found["conv_id"],
+            "conversation_id": conversation["conv_id"],
             "split": split,
             "turn": turn,
             "role": LISTENER if turn % 2 else SPEAKER,
             "text": " ".join(words),
-            "emotion": found["context"],
-            "cause": turn in found["emotion_cause"],
-            "label": found["context"] if ends else None,
+            "emotion": conversation["context"],
+            "cause": turn in conversation["emotion_cause"],
+            "label": conversation["context"] if ends else None,
             "evidence": causes if ends else None,
         }
 
 
-def _problem(found: Any) -> str | None:
+def _problem(conversation: Any) -> str | None:
     """Why a conversation cannot be used."""
-    if not isinstance(found, dict):
+    if not isinstance(conversation, dict):
         return "not an object: a line must be a JSON object"
     for key, kind in _NEEDED.items():
-        if type(found.get(key)) is not kind:
+        if type(conversation.get(key)) is not kind:
             return f"missing key: no '{key}', or not as {kind.__name__}"
-    for words in found["utters"]:
+    for words in conversation["utters"]:
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             return "not a list: an utterance must be a list of words"
-    turns = range(len(found["utters"]))
-    if not all(type(cause) is int and cause in turns for cause in found["emotion_cause"]):
-        return f"wrong cause: {found['emotion_cause']} where there are {len(turns)} utterances"
+    turns = range(len(conversation["utters"]))
+    if not all(type(cause) is int and cause in turns for cause in conversation["emotion_cause"]):
+        return (
+            f"wrong cause: {conversation['emotion_cause']} where there are {len(turns)} utterances"
+        )
     return None

@@ -17,7 +17,7 @@ from attune.platform.data.samples import SAMPLES
 from attune.platform.text.vocabulary import Vocabulary
 
 
-def one_sample(**given):
+def one_sample(**fields):
     row = {
         "conversation_id": "x",
         "context_tokens": ["hello there", "what happened ?"],
@@ -25,7 +25,7 @@ def one_sample(**given):
         "response_tokens": "oh no",
         "emotion": "sad",
     }
-    return pl.DataFrame([{**dict.fromkeys(SAMPLES), **row, **given}], schema=SAMPLES)
+    return pl.DataFrame([{**dict.fromkeys(SAMPLES), **row, **fields}], schema=SAMPLES)
 
 
 def words(vocabulary, ragged):
@@ -136,12 +136,12 @@ def test_going_on_anywhere_equals_never_having_stopped(columns, size, by):
 
 
 def test_resuming_makes_no_batch_of_the_past(columns, monkeypatch):
-    made = []
+    loaded_rows = []
     real = Stream._load
-    monkeypatch.setattr(Stream, "_load", lambda self, *a: made.append(a) or real(self, *a))
+    monkeypatch.setattr(Stream, "_load", lambda self, *a: loaded_rows.append(a) or real(self, *a))
     stream = Stream(columns, size=16, prefetch=2)
     next(stream.batches(Position(epoch=5, batch=100)))
-    assert len(made) <= 4
+    assert len(loaded_rows) <= 4
 
 
 def test_bucketing_pads_little_and_still_mixes(columns):

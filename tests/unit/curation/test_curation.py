@@ -42,10 +42,10 @@ def opus(lines, words=False):
     """A file of OPUS with a `<time>` at each end that is known."""
     parts = []
     for number, (text, start, end) in enumerate(lines, start=1):
-        said = " ".join(f"<w>{word}</w>" for word in text.split()) if words else text
+        content = " ".join(f"<w>{word}</w>" for word in text.split()) if words else text
         begin = f'<time id="T{number}S" value="{seconds(start)}" />' if start is not None else ""
         close = f'<time id="T{number}E" value="{seconds(end)}" />' if end is not None else ""
-        parts.append(f'<s id="{number}">{begin}\n{said}\n{close}</s>')
+        parts.append(f'<s id="{number}">{begin}\n{content}\n{close}</s>')
     body = "\n".join(parts)
     return f'<?xml version="1.0" encoding="utf-8"?>\n<document id="1">{body}<meta/></document>'
 
@@ -166,13 +166,13 @@ def test_steps_are_chosen_by_name():
 
 def test_what_two_lines_show():
     first = Line(text="Where were you?", start=1.0, end=2.0)
-    found = turns.features(first, Line(text="i was at home", start=2.5, end=3.0), 0.7)
-    assert {"end ?", "begin lower", "head i", "pair you i", "people you i", "2 home"} <= set(found)
+    values = turns.features(first, Line(text="i was at home", start=2.5, end=3.0), 0.7)
+    assert {"end ?", "begin lower", "head i", "pair you i", "people you i", "2 home"} <= set(values)
     later = turns.features(first, Line(text="i was at home", start=9.5), 0.7)
     unknown = turns.features(first, Line(text="i was at home"), 0.7)
-    assert found["gap"] < later["gap"]
+    assert values["gap"] < later["gap"]
     assert unknown["gap"] == 0.7
-    assert {name for name in found if found[name] != unknown[name]} == {"gap"}
+    assert {name for name in values if values[name] != unknown[name]} == {"gap"}
 
 
 QUESTIONS = ("Where were you?", "What is it?", "Why not?", "Who said so?")
@@ -185,11 +185,11 @@ def known(tmp_path_factory):
     lines = []
     for number in range(60):
         asked, answered = QUESTIONS[number % 4], ANSWERS[number % 3]
-        said = [("A", asked), ("B", answered), ("B", "And I went on."), ("A", asked)]
+        turns = [("A", asked), ("B", answered), ("B", "And I went on."), ("A", asked)]
         utterances = [
             {"role": "speaker", "speaker": who, "text": text, "start": 2.0 * place,
              "end": 2.0 * place + 1.9}
-            for place, (who, text) in enumerate(said)
+            for place, (who, text) in enumerate(turns)
         ]  # fmt: skip
         lines.append(json.dumps({"id": f"c{number}", "episode": f"e{number % 20}",
                                  "utterances": utterances}))  # fmt: skip
@@ -206,33 +206,33 @@ def classifier(known, tmp_path_factory):
 
 
 def test_a_classifier_learns_who_speaks(known, classifier):
-    made = turns.load(classifier)
-    report = made.report
+    model = turns.load(classifier)
+    report = model.report
     assert report["accuracy"] == 1.0
     assert report["balanced_accuracy"] == report["f1_same"] == 1.0
     always = {"accuracy": pytest.approx(2 / 3), "balanced_accuracy": 0.5, "f1_same": 0.0}
     assert report["always_changed"] == always
     assert report["published"] == 0.7669
     assert sum(report["pairs"].values()) == 180
-    assert made.changes(Line(text="Why not?"), Line(text="Nobody did."))
-    assert not made.changes(Line(text="Nobody did."), Line(text="And I went on."))
-    assert turns.train(str(known), lines="utterances") == made  # the same seed, the same weights
+    assert model.changes(Line(text="Why not?"), Line(text="Nobody did."))
+    assert not model.changes(Line(text="Nobody did."), Line(text="And I went on."))
+    assert turns.train(str(known), lines="utterances") == model  # the same seed, the same weights
 
 
 def test_how_right_a_classifier_is():
     pair = (Line(text="a"), Line(text="b"))
     truth = turns.Known(pairs=[pair] * 5, changes=[True, True, True, False, False])
-    found = turns.scores([True, True, False, False, True], truth)
+    metrics = turns.scores([True, True, False, False, True], truth)
     expected = {"accuracy": 3 / 5, "balanced_accuracy": (2 / 3 + 1 / 2) / 2, "f1_same": 1 / 2}
-    assert found == pytest.approx(expected)
+    assert metrics == pytest.approx(expected)
 
 
 def test_no_episode_is_in_two_splits(known):
-    found = turns._known(str(known), "auto", "utterances")
-    said = {split: {pair[0].text for pair in one.pairs} for split, one in found.items()}
-    assert all(said.values())
-    assert sum(len(one.pairs) for one in found.values()) == 180
-    sizes = {split: len(one.pairs) for split, one in found.items()}
+    splits = turns._known(str(known), "auto", "utterances")
+    texts = {split: {pair[0].text for pair in one.pairs} for split, one in splits.items()}
+    assert all(texts.values())
+    assert sum(len(one.pairs) for one in splits.values()) == 180
+    sizes = {split: len(one.pairs) for split, one in splits.items()}
     assert all(size % 9 == 0 for size in sizes.values())  # an episode is three conversations
 
 
@@ -252,8 +252,8 @@ def test_sentences_inside_a_turn_have_the_same_speaker_and_no_times(tmp_path):
     with pytest.raises(UsageError, match="too few lines with known speakers for valid"):
         turns.train(str(tmp_path / "a.jsonl"))
     frame = pl.concat(turns.Source(str(tmp_path / "a.jsonl")).read(Counter()))
-    said = list(turns._said(frame, "sentences"))
-    assert said == [
+    lines = list(turns._split_into_lines(frame, "sentences"))
+    assert lines == [
         (Line(text="I'm here.", start=1.0), "A"),
         (Line(text="Who is it?", end=2.0), "A"),
         (Line(text="Me.", start=3.0, end=4.0), "B"),
@@ -271,8 +271,8 @@ def test_a_classifier_that_is_none(tmp_path, known):
 
 
 def dialogs(lines, model=None, steps=(), gap=5.0):
-    made = curate._dialogs(lines, model, Cleaning(steps, Counter()), gap)
-    return [[turn.text for turn in dialog] for dialog in made]
+    curated = curate._dialogs(lines, model, Cleaning(steps, Counter()), gap)
+    return [[turn.text for turn in dialog] for dialog in curated]
 
 
 def test_silence_cuts_dialogs_and_missing_times_do_not():
@@ -312,12 +312,12 @@ def test_lines_of_one_speaker_are_joined(classifier):
         Line(text="And I went on.", start=15.0, end=16.0),
     ]
     model = turns.load(classifier)
-    made = list(curate._dialogs(lines, model, Cleaning(STEPS, Counter()), 5.0))
-    assert [[turn.text for turn in dialog] for dialog in made] == [
+    joined = list(curate._dialogs(lines, model, Cleaning(STEPS, Counter()), 5.0))
+    assert [[turn.text for turn in dialog] for dialog in joined] == [
         ["Why not?", "Nobody did. And I went on.", "And I went on."],  # a dash begins a turn
         ["And I went on."],  # so does a silence
     ]
-    assert (made[0][1].start, made[0][1].end) == (2.0, 5.9)
+    assert (joined[0][1].start, joined[0][1].end) == (2.0, 5.9)
 
 
 @pytest.fixture
@@ -394,8 +394,8 @@ def test_prepare_reads_what_is_curated(films, tmp_path):
     curate.curate([films], tmp_path / "out", model=None)
     manifest = prepare(str(tmp_path / "out"), tmp_path / "data")
     assert (manifest["format"], manifest["rejected"]["rows"]) == ("dialogues", 0)
-    found = pl.concat([read_samples(tmp_path / "data", s) for s in ("train", "valid", "test")])
-    contexts = dict(found.select("response", "context").iter_rows())
+    samples = pl.concat([read_samples(tmp_path / "data", s) for s in ("train", "valid", "test")])
+    contexts = dict(samples.select("response", "context").iter_rows())
     assert contexts == {
         "At home, as always.": ["Where were you?"],
         "Nothing.": ["What is it?"],
@@ -448,10 +448,12 @@ def test_an_interrupted_curation_goes_on(films, here, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     del here[:]
     counts, totals = [], []
-    made, _ = curate.curate([films], out, model=None, total=totals.append, progress=counts.append)
+    resumed, _ = curate.curate(
+        [films], out, model=None, total=totals.append, progress=counts.append
+    )
     assert len(here) == parts - 1  # what was done is not done again
     assert (sum(counts), totals) == (5, [5])
-    assert made["contents"] == whole["contents"]  # to the byte
+    assert resumed["contents"] == whole["contents"]  # to the byte
 
 
 @pytest.mark.usefixtures("here")
@@ -473,12 +475,12 @@ def test_what_cannot_be_curated(films, tmp_path):
 
 @pytest.mark.usefixtures("here")
 def test_the_commands(call, known, films, tmp_path):
-    made = json_output(
+    report = json_output(
         call(
             "data", "turns", "--source", known, "--out", "t.json", "--lines", "utterances", "--json"
         )
     )
-    assert (made["accuracy"], made["lines"]) == (1.0, "utterances")
+    assert (report["accuracy"], report["lines"]) == (1.0, "utterances")
     command = ("data", "curate", "--source", films, "--turns", "t.json", "--out", "out")
     done = json_output(call(*command, "--without", "lyrics", "--json"))
     assert done["files"] == 5

@@ -35,7 +35,7 @@ def conversations():
 
 
 @pytest.fixture(scope="module")
-def made(conversations):
+def bundled_samples(conversations):
     return samples(tokenized(conversations))
 
 
@@ -85,14 +85,14 @@ def test_splits_are_by_material(conversations):
     frames = Counter(generator.FRAME_SPLITS)
     assert frames == {"train": 6, "valid": 2, "test": 2}
     for split in ("valid", "test"):
-        said = conversations.filter((pl.col("split") == split) & (pl.col("role") == LISTENER))
-        shared = set(said["text"]) & texts(conversations, "train")
-        assert len(shared) <= 0.05 * said.height
+        answers = conversations.filter((pl.col("split") == split) & (pl.col("role") == LISTENER))
+        shared = set(answers["text"]) & texts(conversations, "train")
+        assert len(shared) <= 0.05 * answers.height
 
 
-def test_few_test_answers_occur_in_train(made):
-    train = set(made.filter(pl.col("split") == "train")["response"])
-    test = made.filter(pl.col("split") == "test")["response"]
+def test_few_test_answers_occur_in_train(bundled_samples):
+    train = set(bundled_samples.filter(pl.col("split") == "train")["response"])
+    test = bundled_samples.filter(pl.col("split") == "test")["response"]
     share = sum(answer in train for answer in test) / len(test)
     print(f"\ntest answers that occur in train: {share:.1%}")
     assert share <= 0.2
@@ -108,9 +108,9 @@ def test_most_conversations_do_not_name_their_emotion(conversations):
     assert named / whole.height < 0.3
 
 
-def test_bag_of_words_learns_something_but_not_all(made):
+def test_bag_of_words_learns_something_but_not_all(bundled_samples):
     def read(split):
-        rows = made.filter(pl.col("split") == split)
+        rows = bundled_samples.filter(pl.col("split") == split)
         return rows["context_tokens"].list.join(" ").to_list(), rows["emotion"].to_list()
 
     words = CountVectorizer(token_pattern=r"\S+")
@@ -123,9 +123,9 @@ def test_bag_of_words_learns_something_but_not_all(made):
         assert 0.25 < accuracy < 0.9  # chance is 3.1 %
 
 
-def test_unpaired_text_has_no_other_half(made):
-    contexts = made.filter(pl.col("split") == UNPAIRED[0])
-    responses = made.filter(pl.col("split") == UNPAIRED[1])
+def test_unpaired_text_has_no_other_half(bundled_samples):
+    contexts = bundled_samples.filter(pl.col("split") == UNPAIRED[0])
+    responses = bundled_samples.filter(pl.col("split") == UNPAIRED[1])
     assert contexts["response"].null_count() == contexts.height >= 150
     assert set(responses["context"].list.len()) == {0}
     assert responses.height >= 200
@@ -135,8 +135,8 @@ def test_unpaired_text_has_no_other_half(made):
 
 def test_lexicon_words_occur_and_are_valued(conversations):
     lexicon = bundled.lexicon()
-    said = set(re.findall(r"[a-z']+", " ".join(conversations["text"]).lower()))
-    assert len(lexicon.words & said) > 0.9 * len(lexicon.words) > 300
+    words = set(re.findall(r"[a-z']+", " ".join(conversations["text"]).lower()))
+    assert len(lexicon.words & words) > 0.9 * len(lexicon.words) > 300
     assert not lexicon.words & set(EMOTIONS)
     assert all(0 <= v <= 1 and 0 <= a <= 1 for v, a in lexicon.valence_arousal.values())
 

@@ -155,10 +155,10 @@ def test_tokens_are_counted_once_and_train_apart(tmp_path):
     ]
     prepare.prepare(write(tmp_path / "own.jsonl", lines), tmp_path / "out")
     counts = pl.read_parquet(tmp_path / "out" / "tokens.parquet")
-    found = {token: (train, everything) for token, train, everything in counts.iter_rows()}
-    assert found["text"] == (4, 6)  # the fifth turn stands in no sample
-    assert found["sunny"] == (0, 1)
-    assert found["2"][0] == 1  # "text 2 of 1", not conversation 2
+    by_token = {token: (train, everything) for token, train, everything in counts.iter_rows()}
+    assert by_token["text"] == (4, 6)  # the fifth turn stands in no sample
+    assert by_token["sunny"] == (0, 1)
+    assert by_token["2"][0] == 1  # "text 2 of 1", not conversation 2
     assert counts["train"].is_sorted(descending=True)
 
 
@@ -233,7 +233,7 @@ def test_what_is_there_is_never_lost(tmp_path):
         prepare.prepare(one, tmp_path / "one.jsonl")
 
 
-def test_a_damaged_folder_is_made_good(tmp_path):
+def test_a_damaged_folder_is_repaired(tmp_path):
     out = tmp_path / "out"
     source = write(tmp_path / "one.jsonl", [conversation(1, split="train")])
     prepare.prepare(source, out)

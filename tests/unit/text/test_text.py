@@ -64,7 +64,7 @@ def test_word_vectors(tmp_path, packed):
     vectors = load_word_vectors(path, vocabulary)
     assert vectors.dimension == 3
     assert vectors.matrix[vocabulary.number("a")].tolist() == [4, 5, 6]
-    assert vectors.share_found == 0.5
+    assert vectors.coverage == 0.5
     assert not vectors.matrix[0].any()
     again = load_word_vectors(path, vocabulary)
     assert np.array_equal(vectors.matrix, again.matrix)
