@@ -28,7 +28,7 @@ SOFT, HARD = "emotion-cause-soft", "emotion-cause-hard"
 NAMES = sorted(name for name in all_variants() if name.startswith("emotion-cause"))
 
 
-def stages_of(variant):
+def stages_by_name(variant):
     return {stage.name: stage for stage in variant.stages()}
 
 
@@ -47,7 +47,7 @@ def test_the_names_are_those_of_the_paper():
     assert set(NAMES) == expected
 
 
-def test_marks_are_of_words_and_of_the_separators_behind_them(test_samples, vocabulary):
+def test_words_and_their_separators_have_cause_labels(test_samples, vocabulary):
     layout = Layout(separators=True)
     columns = encode(test_samples, vocabulary, layout=layout, causes=True)
     separator = vocabulary.numbers["<sep>"]
@@ -63,7 +63,7 @@ def test_marks_are_of_words_and_of_the_separators_behind_them(test_samples, voca
     assert {0, 1} == set(np.unique(columns["context_causes"].values))
 
 
-def test_what_is_not_marked_is_unknown(test_samples, vocabulary):
+def test_utterances_without_annotation_are_unknown(test_samples, vocabulary):
     marked = pl.int_range(pl.len()) > 0
     some = test_samples.head(3).with_columns(pl.when(marked).then("context_causes"))
     columns = encode(some, vocabulary, layout=Layout(max_context=4), causes=True)
@@ -75,7 +75,7 @@ def test_what_is_not_marked_is_unknown(test_samples, vocabulary):
 
 
 @torch.no_grad()
-def test_the_reasoner_knows_no_positions(build, batch):
+def test_the_reasoner_has_no_positions(build, batch):
     """One layer, one head; words in another order are the same words (appendix A)."""
     variant = build(SOFT, preset="paper", width=32, key_depth=64).variant.eval()
     assert len(variant.reasoner.encoder.layers) == 1
@@ -118,11 +118,11 @@ def test_the_reasoners_loss(build, batch):
 
 def test_joint_loss_is_the_sum_of_all_terms(build, batch):
     variant = build(SOFT, emotion_weight=2.0, cause_weight=3.0, response_weight=0.5).variant.eval()
-    [update] = stages_of(variant)["joint"].updates
+    [update] = stages_by_name(variant)["joint"].updates
     terms = joint_losses(variant, batch)
     expected = 0.5 * terms["nll"] + 2 * terms["emotion"] + 3 * terms["cause"]  # eq. 7
     assert torch.allclose(total_loss(update, terms), expected)
-    [update] = stages_of(variant)["reasoner"].updates
+    [update] = stages_by_name(variant)["reasoner"].updates
     assert update.weights == {"emotion": 2.0, "cause": 3.0}
     assert all(weight == 1.0 for weight in build(SOFT).variant.loss_weights().values())
 
@@ -150,7 +150,7 @@ def test_the_generator_gets_the_predicted_emotion(build, batch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_marks_are_not_used_in_evaluation(build, batch, name):
+def test_cause_labels_are_not_used_in_evaluation(build, batch, name):
     variant = build(name).variant.eval()
     other = replace_tensors(batch, context_causes=1 - batch["context_causes"])
     for one, two in zip(outputs(variant, batch), outputs(variant, other), strict=True):
@@ -160,7 +160,7 @@ def test_marks_are_not_used_in_evaluation(build, batch, name):
 @pytest.mark.parametrize("name", [SOFT, HARD])
 def test_without_multitask_the_reasoner_is_frozen(build, batch, name):
     variant = build(f"{name}-no-multitask", dropout=0.5, word_dropout=0.5).variant.train()
-    stages = stages_of(variant)
+    stages = stages_by_name(variant)
     assert stages["reasoner"].players == {"reasoner": ("reasoner",)}
     [update] = stages["joint"].updates
     parts = stages["joint"].players[update.player]
@@ -171,7 +171,7 @@ def test_without_multitask_the_reasoner_is_frozen(build, batch, name):
     assert variant.reasoner.training
     total_loss(update, joint_losses(variant, batch)).backward()
     assert all(p.grad is None for p in variant.reasoner.parameters())
-    assert "reasoner" in stages_of(build(name).variant)["joint"].players["model"]
+    assert "reasoner" in stages_by_name(build(name).variant)["joint"].players["model"]
 
 
 @pytest.mark.parametrize("name", [SOFT, HARD])
@@ -183,7 +183,7 @@ def test_without_emotion_the_generator_gets_none(build, batch, name):
     assert "emotion" in variant.loss_weights(), "it is still predicted"
 
 
-def test_without_cause_there_are_no_gates_and_no_marks(build, batch):
+def test_without_cause_there_are_no_gates_and_no_cause_labels(build, batch):
     variant = build("emotion-cause-no-cause").variant.eval()
     names = [name for name, _ in variant.named_parameters()]
     assert not any("gated" in name or "cause" in name for name in names)
@@ -196,7 +196,7 @@ def test_without_cause_there_are_no_gates_and_no_marks(build, batch):
 
 
 @pytest.mark.parametrize("name", [SOFT, HARD])
-def test_with_a_lexicon_intense_words_are_marked(build, batch, vocabulary, name):
+def test_with_a_lexicon_intense_words_are_labelled(build, batch, vocabulary, name):
     model = build(f"{name}-lexicon", lexicon_threshold=0.9)
     variant = model.variant
     blind = {n: t for n, t in batch.tensors.items() if n != "context_causes"}
@@ -263,13 +263,13 @@ def test_explanations_are_of_the_words_that_are_shown(build, tmp_path, name):
         assert explanation.by_word["gate"] == opened
     batch = responder._batch([turns, ["I am so proud !"]])
     with torch.no_grad():
-        [alone] = responder.variant.explain(rows_of_context(batch, 1))
+        [alone] = responder.variant.explain(select_context(batch, 1))
         together = responder.variant.explain(batch)[1]
     for key, values in alone.by_word.items():
         assert values == pytest.approx(together.by_word[key], abs=1e-5)
 
 
-def rows_of_context(batch, row):
+def select_context(batch, row):
     """One row of a batch without responses."""
     length = int((batch["context"][row] != 0).sum())
     parts = {
@@ -303,7 +303,7 @@ def unmarked(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
-def test_data_without_marks_are_refused_before_the_run(unmarked, tmp_path):
+def test_data_without_cause_labels_are_refused_before_the_run(unmarked, tmp_path):
     for name in (SOFT, HARD, f"{SOFT}-no-multitask", f"{HARD}-no-emotion"):
         with pytest.raises(DataError, match=f"attune annotate cause RUN --data {unmarked}"):
             setup.new_run(name, data=str(unmarked), preset="tiny")
@@ -334,7 +334,7 @@ def test_a_run_keeps_valence_and_arousal(unmarked, tmp_path):
         setup.new_run(name, data=str(unmarked), preset="tiny", overrides=overrides)
 
 
-def test_intensity_is_of_either_side():
+def test_intensity_counts_low_and_high_valence():
     lexicon = Lexicon(
         words=frozenset(), valence_arousal={"joy": (0.9, 0.6), "grief": (0.1, 0.6), "mud": (0.5, 0)}
     )
@@ -347,7 +347,7 @@ def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
     model = build(SOFT)
     variant = model.variant
     train, valid = (model.columns(read_samples(prepared, s).head(600)) for s in ("train", "valid"))
-    stage = stages_of(variant)["reasoner"]
+    stage = stages_by_name(variant)["reasoner"]
     optimizer = torch.optim.Adam(variant.reasoner.parameters(), lr=3e-3)
     torch.manual_seed(0)
     variant.train()
@@ -372,7 +372,7 @@ def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
 def test_perplexity_is_reported_from_the_first_stage_that_trains_the_decoder(build, prepared):
     model = build(SOFT)
     valid = model.columns(read_samples(prepared, "valid").head(20))
-    reasoner, generator = stages_of(model.variant).values()
+    reasoner, generator = stages_by_name(model.variant).values()
     assert "valid_perplexity" not in compute_validation_metrics(
         model.variant, reasoner, valid, ProcessGroup()
     )
