@@ -109,11 +109,11 @@ def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
 
 def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
     """What follows `--control`, which each of the runs must know."""
-    from attune.platform.serving.responder import check_controls, controls_of
+    from attune.platform.serving.responder import check_controls, run_controls
 
     chosen = parse_overrides(texts, "--control")
     for run in runs:
-        check_controls(run.variant, controls_of(run), chosen)
+        check_controls(run.variant, run_controls(run), chosen)
     return chosen
 
 

@@ -67,7 +67,7 @@ def _send(runs: "list[Run]", screen: Console) -> None:
     for run in runs:
         # A run that is being trained is seen to by the process that trains it.
         if run.run_id is not None and run.status != "running":
-            unsent = tracking.flush(run, SECONDS_TO_SEND)
+            unsent = tracking.flush_run(run, SECONDS_TO_SEND)
             if unsent:
                 screen.print(f"{run.name}: {unsent} lines not sent, {run.tracking} is still away")
     tracked = [run for run in runs if run.run_id is not None]

@@ -154,7 +154,7 @@ def critics(
     run = options.trained_run(name)
     responder = Responder(run.model)
     samples = draw_samples(run, split, count, seed, pl.col("next_turn").is_not_null())
-    rows = responder.judged(samples)
+    rows = responder.respond_with_scores(samples)
     if not rows[0]["scores"]:
         raise UsageError(
             f"'{run.name}' is a {run.variant}, which has no critics: name a run of another variant "

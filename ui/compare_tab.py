@@ -13,7 +13,7 @@ from attune.models import all_variants
 from attune.models.base import DialogueVariant
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.runs.record import Run
-from attune.platform.serving.responder import Answer, controls_of
+from attune.platform.serving.responder import Answer, run_controls
 from attune.ui import examples, markup
 from attune.ui.conversation import (
     Conversation,
@@ -337,7 +337,7 @@ class CompareTab:
     def _control_values(self, name: str | None) -> list[Sequence[str] | None]:
         """Return the values of each control; None where the run's variant does not have it."""
         run = None if name is None else self.catalog.runs().get(name)
-        values = {} if run is None else controls_of(run)
+        values = {} if run is None else run_controls(run)
         return [values.get(control) for control in self.controls]
 
     @show_user_errors

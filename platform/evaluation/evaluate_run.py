@@ -206,12 +206,12 @@ def _evaluation_data(
 def _evaluate_answers(
     run: Run, folder: Path, split: str, conditions: Conditions, track: Track
 ) -> Evaluation:
-    stage, stages = conditions.stage, run.stages()
+    stage, stages = conditions.stage, run.kept_stages()
     if stage is not None and stage not in stages:
         if not stages:
             raise UsageError(f"'{run.name}' has no earlier stages: leave --stage out")
         raise UsageError(unknown_choice("earlier stage", stage, stages))
-    model = load_model(run.model if stage is None else run.model_after(stage))
+    model = load_model(run.model if stage is None else run.stage_model(stage))
     variant = model.variant
     assert isinstance(variant, DialogueVariant)
     samples = samples_of(conditions.profile, read_samples(folder, split))

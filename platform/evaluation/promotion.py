@@ -73,8 +73,8 @@ def promote(run: Run, *, split: str, metric: str, force: bool = False) -> Decisi
     """Make a run the candidate, hold it against the champion, and let it take that place if it is
     better by more than chance, or where `force` says so."""
     check_metric(metric)
-    with tracking.contact(run) as (client, run_id):
-        with tracking.quick():
+    with tracking.open_run(run) as (client, run_id):
+        with tracking.short_timeouts():
             model_id = _model_of(client, run, run_id)
         ours = Judged(
             name=run.name, run_id=run_id, value=_value(client, run_id, run.name, split, metric)
@@ -95,7 +95,7 @@ def promote(run: Run, *, split: str, metric: str, force: bool = False) -> Decisi
 
 def note(run: Run) -> None:
     """Note who the registry of a run's store says is champion and who candidate."""
-    with tracking.contact(run) as (client, _):
+    with tracking.open_run(run) as (client, _):
         _note(client)
 
 

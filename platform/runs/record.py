@@ -88,11 +88,11 @@ class Run:
         """The folder of the trained model."""
         return self.folder / "model"
 
-    def model_after(self, stage: str) -> Path:
+    def stage_model(self, stage: str) -> Path:
         """The folder of the best model of a stage before the last."""
         return self.folder / f"best-{stage}"
 
-    def stages(self) -> list[str]:
+    def kept_stages(self) -> list[str]:
         """The stages before the last whose best models are kept."""
         return [path.name.removeprefix("best-") for path in sorted(self.folder.glob("best-*"))]
 

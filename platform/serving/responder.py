@@ -67,7 +67,7 @@ class Responder:
             for tokens, explanation in zip(responses, explanations, strict=True)
         ]
 
-    def judged(self, samples: pl.DataFrame) -> list[dict[str, Any]]:
+    def respond_with_scores(self, samples: pl.DataFrame) -> list[dict[str, Any]]:
         """The answers to samples, and what the model's critics give them and people's responses;
         no scores where it has no critics, or no turn follows."""
         batch = _in_order(self.model.columns(samples))
@@ -209,7 +209,7 @@ def _in_order(columns: Columns) -> Batch:
     return Batch(tensors=rows, samples=batch.samples, tokens=batch.tokens)
 
 
-def controls_of(run: Run) -> Mapping[str, Sequence[str]]:
+def run_controls(run: Run) -> Mapping[str, Sequence[str]]:
     """What a user may set for a run's answers, and to what."""
     variant = find_variant(run.variant)[0]
     if not issubclass(variant, DialogueVariant):

@@ -6,19 +6,19 @@ Everything goes through a client with explicit run ids; MLflow's global state is
 """
 
 import attune.platform.tracking.environment  # noqa: F401 - before MLflow, which reads them
-from attune.platform.tracking.connection import contact, opened, quick, store_uri
+from attune.platform.tracking.connection import open_experiment, open_run, short_timeouts, store_uri
 from attune.platform.tracking.models import add_version
 from attune.platform.tracking.run_logging import (
-    create,
-    finish,
+    create_run,
     finish_group,
-    flush,
+    finish_run,
+    flush_run,
     log_evaluation,
     log_picture,
-    reopen,
-    start,
+    reopen_run,
     start_group,
-    tag,
+    start_run,
+    tag_run,
 )
 from attune.platform.tracking.run_metadata import job_tags
 from attune.platform.tracking.sender import Sender
@@ -26,19 +26,19 @@ from attune.platform.tracking.sender import Sender
 __all__ = [
     "Sender",
     "add_version",
-    "contact",
-    "create",
-    "finish",
+    "create_run",
     "finish_group",
-    "flush",
+    "finish_run",
+    "flush_run",
     "job_tags",
     "log_evaluation",
     "log_picture",
-    "opened",
-    "quick",
-    "reopen",
-    "start",
+    "open_experiment",
+    "open_run",
+    "reopen_run",
+    "short_timeouts",
     "start_group",
+    "start_run",
     "store_uri",
-    "tag",
+    "tag_run",
 ]

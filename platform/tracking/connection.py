@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from attune.platform.core.errors import UsageError
 from attune.platform.core.home import home
 from attune.platform.runs.record import Run
-from attune.platform.tracking.environment import DEFAULTS, QUICK, variables
-from attune.platform.tracking.run_metadata import system
+from attune.platform.tracking.environment import DEFAULTS, SHORT_TIMEOUTS, temporary_variables
+from attune.platform.tracking.run_metadata import describe_variant
 
 ADDRESS = "MLFLOW_TRACKING_URI"
 FAILURES = (MlflowException, SQLAlchemyError, OSError)
@@ -29,17 +29,20 @@ def store_uri() -> str:
 
 
 @contextlib.contextmanager
-def opened(variant: str) -> Iterator[tuple[MlflowClient, str]]:
+def open_experiment(variant: str) -> Iterator[tuple[MlflowClient, str]]:
     """A client of the store where new runs go, and the id of a variant's experiment there."""
     uri = store_uri()
-    with understood(uri):
-        with quick(), _alone() if uri.startswith("sqlite:") else contextlib.nullcontext():
+    with explain_failures(uri):
+        with (
+            short_timeouts(),
+            _lock_store() if uri.startswith("sqlite:") else contextlib.nullcontext(),
+        ):
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
-        yield client, _experiment(client, uri, variant)
+        yield client, _find_or_create_experiment(client, uri, variant)
 
 
-def client_of(run: Run) -> tuple[MlflowClient, str]:
+def run_client(run: Run) -> tuple[MlflowClient, str]:
     """A client of the store that a run is told of in, and the run's id there."""
     assert run.run_id is not None, "start() comes first"
     uri = store_uri()
@@ -48,14 +51,14 @@ def client_of(run: Run) -> tuple[MlflowClient, str]:
 
 
 @contextlib.contextmanager
-def contact(run: Run) -> Iterator[tuple[MlflowClient, str]]:
+def open_run(run: Run) -> Iterator[tuple[MlflowClient, str]]:
     """The same, its failures understood."""
-    with understood(run.tracking):
-        yield client_of(run)
+    with explain_failures(run.tracking):
+        yield run_client(run)
 
 
 @contextlib.contextmanager
-def understood(uri: str) -> Iterator[None]:
+def explain_failures(uri: str) -> Iterator[None]:
     """A store's failure as something a user can act on."""
     try:
         yield
@@ -68,12 +71,12 @@ def understood(uri: str) -> Iterator[None]:
             else f"check {ADDRESS}"
         )
         raise UsageError(
-            f"the tracking store {without_password(uri)} failed ({short(error)}): {fix}"
+            f"the tracking store {without_password(uri)} failed ({summarize_error(error)}): {fix}"
         ) from error
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _lock_store() -> Iterator[None]:
     """One process at a time makes the local store's tables: of two, MLflow lets one fail."""
     home().mkdir(parents=True, exist_ok=True)
     with (home() / "mlflow.lock").open("w") as file:
@@ -82,14 +85,16 @@ def _alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quick() -> Iterator[None]:
+def short_timeouts() -> Iterator[None]:
     """For the first contact: be done in seconds, unless the user has set how long to try."""
-    ours = {name: value for name, value in QUICK.items() if os.environ[name] == DEFAULTS[name]}
-    with variables(ours):
+    ours = {
+        name: value for name, value in SHORT_TIMEOUTS.items() if os.environ[name] == DEFAULTS[name]
+    }
+    with temporary_variables(ours):
         yield
 
 
-def short(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """What is at the bottom of it: MLflow wraps a refused connection in four lines of others."""
     deepest = error
     while (inner := deepest.__cause__ or deepest.__context__) is not None:
@@ -104,7 +109,7 @@ def without_password(text: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
-def _experiment(client: MlflowClient, uri: str, variant: str) -> str:
+def _find_or_create_experiment(client: MlflowClient, uri: str, variant: str) -> str:
     """The experiment of a variant: its id."""
     experiment: Experiment | None = client.get_experiment_by_name(variant)
     if experiment is None:
@@ -112,7 +117,7 @@ def _experiment(client: MlflowClient, uri: str, variant: str) -> str:
         artifacts = None if server else (home() / "mlartifacts" / variant).as_uri()
         try:
             experiment_id = client.create_experiment(
-                variant, artifacts, {MLFLOW_RUN_NOTE: system(variant)}
+                variant, artifacts, {MLFLOW_RUN_NOTE: describe_variant(variant)}
             )
             return str(experiment_id)
         except MlflowException:

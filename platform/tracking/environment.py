@@ -18,12 +18,12 @@ DEFAULTS = {
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 
-QUICK = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+SHORT_TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 """For the first contact."""
 
 
 @contextlib.contextmanager
-def variables(values: Mapping[str, str]) -> Iterator[None]:
+def temporary_variables(values: Mapping[str, str]) -> Iterator[None]:
     """Environment variables, which are read at each request, for a moment."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

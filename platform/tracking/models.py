@@ -17,7 +17,7 @@ from attune.platform.core.settings import find_variant
 from attune.platform.runs.record import Run
 from attune.platform.tracking import run_metadata
 from attune.platform.tracking.connection import ADDRESS
-from attune.platform.tracking.environment import variables
+from attune.platform.tracking.environment import temporary_variables
 
 MODEL_CODE = Path(__file__).with_name("logged_model.py")
 
@@ -29,20 +29,20 @@ def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
         client.log_artifact(run_id, str(run.model))
         return None
     experiment = client.get_run(run_id).info.experiment_id
-    logged = client.create_logged_model(
+    logged_model = client.create_logged_model(
         experiment,
         name=run.name,
         source_run_id=run_id,
-        params=run_metadata.params(run),
+        params=run_metadata.run_params(run),
         model_type="attune",
     )
-    model_id = str(logged.model_id)
+    model_id = str(logged_model.model_id)
     step = run.result.get("best_step") or 0
     client.log_outputs(run_id, models=[LoggedModelOutput(model_id, step)])
     context = ColSpec(AnyType(), "context")  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
-        place = logged.artifact_location
+        place = logged_model.artifact_location
         mlflow.pyfunc.save_model(
             path=str(path),
             python_model=str(MODEL_CODE),
@@ -55,7 +55,7 @@ def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
         client.log_model_artifacts(model_id, str(path))
     client.finalize_logged_model(model_id, "READY")
     if run.status == "finished":
-        add_version(client, run.variant, run_metadata.system(run.variant), run, model_id)
+        add_version(client, run.variant, run_metadata.describe_variant(run.variant), run, model_id)
     return model_id
 
 
@@ -66,11 +66,11 @@ def add_version(
     with contextlib.suppress(MlflowException):  # there already; else the next call says what is
         client.create_registered_model(name, description=description)
     # A local registry finds the logged model in the store that the environment names.
-    with variables({ADDRESS: client.tracking_uri}):
+    with temporary_variables({ADDRESS: client.tracking_uri}):
         return client.create_model_version(
             name,
             f"models:/{model_id}",
             run_id=run.run_id,
             model_id=model_id,
-            description=f"{run.name}: {run_metadata.outcome(run)}",
+            description=f"{run.name}: {run_metadata.describe_outcome(run)}",
         )

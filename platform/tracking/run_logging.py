@@ -22,17 +22,17 @@ from attune.platform.runs.model import VOCABULARY_FILE
 from attune.platform.runs.record import RUN_RECORD, Run, Status
 from attune.platform.tracking import run_metadata
 from attune.platform.tracking.connection import (
-    contact,
-    opened,
-    quick,
+    explain_failures,
+    open_experiment,
+    open_run,
+    short_timeouts,
     store_uri,
-    understood,
     without_password,
 )
 from attune.platform.tracking.models import log_model
 from attune.platform.tracking.sender import Sender
 
-MOST_PARAMS = 100
+MAX_PARAMS = 100
 """What MLflow takes at once."""
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 SAMPLES = "sample_answers.json"
@@ -40,39 +40,41 @@ SAMPLES = "sample_answers.json"
 log = logging.getLogger(__name__)
 
 
-def start(run: Run, manifest: Mapping[str, Any]) -> Run:
+def start_run(run: Run, manifest: Mapping[str, Any]) -> Run:
     """Tell MLflow of a new run and of all that it is made from; the run then knows its id."""
-    return create(run, manifest).update()
+    return create_run(run, manifest).update()
 
 
-def create(run: Run, manifest: Mapping[str, Any]) -> Run:
+def create_run(run: Run, manifest: Mapping[str, Any]) -> Run:
     """The same, without writing to the run's folder, which may change meanwhile."""
-    with opened(run.variant) as (client, experiment):
-        tags = {**run_metadata.tags_of(run), MLFLOW_RUN_NOTE: run_metadata.note(run)}
+    with open_experiment(run.variant) as (client, experiment):
+        tags = {**run_metadata.run_tags(run), MLFLOW_RUN_NOTE: run_metadata.run_note(run)}
         if run.parent is not None:
             tags[MLFLOW_PARENT_RUN_ID] = run.parent
-        created = client.create_run(experiment, tags=tags, run_name=run.name)
-        run_id = created.info.run_id
-        params = [Param(key, value) for key, value in run_metadata.params(run).items()]
-        for first in range(0, len(params), MOST_PARAMS):
-            client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
-        client.log_inputs(run_id, datasets=list(run_metadata.datasets(run, manifest)))
+        mlflow_run = client.create_run(experiment, tags=tags, run_name=run.name)
+        run_id = mlflow_run.info.run_id
+        params = [Param(key, value) for key, value in run_metadata.run_params(run).items()]
+        for first in range(0, len(params), MAX_PARAMS):
+            client.log_batch(run_id, params=params[first : first + MAX_PARAMS])
+        client.log_inputs(run_id, datasets=list(run_metadata.run_datasets(run, manifest)))
         client.log_dict(run_id, dict(manifest), "data_manifest.json")
-        client.log_dict(run_id, run_metadata.environment(), "environment.json")
+        client.log_dict(run_id, run_metadata.describe_environment(), "environment.json")
     return dataclasses.replace(run, run_id=run_id, tracking=without_password(store_uri()))
 
 
 def start_group(name: str, params: Mapping[str, Any], first: Run, parent: str | None = None) -> str:
     """Tell MLflow of a run whose parts are other runs (seeds, trials), of which one is given; its
     id, for them to be its parts by."""
-    tags = run_metadata.tags_of(first)
+    tags = run_metadata.run_tags(first)
     if parent is not None:
         tags[MLFLOW_PARENT_RUN_ID] = parent
-    with opened(first.variant) as (client, experiment):
-        created = client.create_run(experiment, tags=tags, run_name=name)
-        logged_params = [Param(key, run_metadata.text(value)) for key, value in params.items()]
-        client.log_batch(created.info.run_id, params=logged_params[:MOST_PARAMS])
-    return str(created.info.run_id)
+    with open_experiment(first.variant) as (client, experiment):
+        mlflow_run = client.create_run(experiment, tags=tags, run_name=name)
+        logged_params = [
+            Param(key, run_metadata.format_value(value)) for key, value in params.items()
+        ]
+        client.log_batch(mlflow_run.info.run_id, params=logged_params[:MAX_PARAMS])
+    return str(mlflow_run.info.run_id)
 
 
 def finish_group(
@@ -82,7 +84,7 @@ def finish_group(
     """Say what came of the parts together; a folder's files go with it."""
     uri = store_uri()
     try:
-        with understood(uri):
+        with explain_failures(uri):
             client = MlflowClient(tracking_uri=uri)
             for key, value in metrics.items():
                 client.log_metric(group, key, value)
@@ -95,24 +97,24 @@ def finish_group(
         log.warning("%s; what came of all parts together is not told", error)
 
 
-def tag(run: Run, tags: Mapping[str, str]) -> None:
+def tag_run(run: Run, tags: Mapping[str, str]) -> None:
     """Say something about a run."""
-    with contact(run) as (client, run_id):
+    with open_run(run) as (client, run_id):
         for key, value in tags.items():
             client.set_tag(run_id, key, value)
 
 
-def reopen(run: Run) -> None:
+def reopen_run(run: Run) -> None:
     """Say that a run goes on."""
-    with contact(run) as (client, run_id):
-        with quick():
+    with open_run(run) as (client, run_id):
+        with short_timeouts():
             client.update_run(run_id, status=STATUS["running"])
-        now = {MLFLOW_RUN_NOTE: run_metadata.note(dataclasses.replace(run, status="running"))}
+        now = {MLFLOW_RUN_NOTE: run_metadata.run_note(dataclasses.replace(run, status="running"))}
         for key, value in {**now, **run_metadata.job_tags(run.job, run.dashboard)}.items():
             client.set_tag(run_id, key, value)
 
 
-def finish(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True) -> bool:
+def finish_run(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True) -> bool:
     """Say what came of a run: outcome, best metrics, and, if `files` are wanted, sample answers,
     last checkpoint, the model.
 
@@ -122,17 +124,17 @@ def finish(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True)
     if answers is not None:  # kept in the folder, for `flush`
         _write_table(answers, run.folder / SAMPLES)
     try:
-        with contact(run) as (client, run_id):
-            _finish(client, run_id, run, files)
+        with open_run(run) as (client, run_id):
+            _log_outcome(client, run_id, run, files)
     except UsageError as error:
         log.warning("%s; the end of run '%s' is not told yet", error, run.name)
         return False
     return True
 
 
-def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
-    with quick():
-        client.set_tag(run_id, MLFLOW_RUN_NOTE, run_metadata.note(run))
+def _log_outcome(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
+    with short_timeouts():
+        client.set_tag(run_id, MLFLOW_RUN_NOTE, run_metadata.run_note(run))
     for path in (run.folder / RUN_RECORD, run.folder / VOCABULARY_FILE, run.folder / SAMPLES):
         if path.exists():
             client.log_artifact(run_id, str(path))
@@ -152,10 +154,10 @@ def _finish(client: MlflowClient, run_id: str, run: Run, files: bool) -> None:
 
 
 def _log_best(client: MlflowClient, run_id: str, run: Run, model_id: str | None) -> None:
-    step, now = run.result.get("best_step") or 0, run_metadata.milliseconds()
+    step, now = run.result.get("best_step") or 0, run_metadata.current_milliseconds()
     best = {f"best_{name}": value for name, value in run.result.get("metrics", {}).items()}
     metrics = []
-    for metric in run_metadata.metrics_of(best, now, step, model_id):
+    for metric in run_metadata.to_metrics(best, now, step, model_id):
         # At the time of the first time, what is said again does not count twice.
         known = {m.step: m.timestamp for m in client.get_metric_history(run_id, metric.key)}
         when = known.get(step, now)
@@ -179,29 +181,29 @@ def log_evaluation(
     """
     group = split if decode == "greedy" else f"{split}-{decode}"
     named = {f"{group}/{name}": value for name, value in metrics.items()}
-    step, now = run.result.get("best_step") or 0, run_metadata.milliseconds()
-    with contact(run) as (client, run_id):
-        with quick():
+    step, now = run.result.get("best_step") or 0, run_metadata.current_milliseconds()
+    with open_run(run) as (client, run_id):
+        with short_timeouts():
             client.set_tag(run_id, f"{group}/decode", decode)
-        client.log_batch(run_id, metrics=list(run_metadata.metrics_of(named, now, step)))
+        client.log_batch(run_id, metrics=list(run_metadata.to_metrics(named, now, step)))
         client.log_artifact(run_id, str(answers), "answers")
 
 
 def log_picture(run: Run, path: Path, metrics: Mapping[str, float]) -> None:
     """Add a picture, and what it shows in numbers, to a run."""
-    step, now = run.result.get("best_step") or 0, run_metadata.milliseconds()
-    with contact(run) as (client, run_id):
-        client.log_batch(run_id, metrics=list(run_metadata.metrics_of(metrics, now, step)))
+    step, now = run.result.get("best_step") or 0, run_metadata.current_milliseconds()
+    with open_run(run) as (client, run_id):
+        client.log_batch(run_id, metrics=list(run_metadata.to_metrics(metrics, now, step)))
         client.log_artifact(run_id, str(path), "pictures")
 
 
-def flush(run: Run, timeout: float) -> int:
+def flush_run(run: Run, timeout: float) -> int:
     """Send what a past run left behind; returns the number of lines that are still not sent."""
     with Sender(run) as sender:
         left = sender.close(timeout)
     if not left and run.status != "running":
-        with contact(run) as (client, run_id):
+        with open_run(run) as (client, run_id):
             known = client.get_run(run_id).info.status
         if known == STATUS["running"]:  # the store was away when the run ended
-            finish(run)
+            finish_run(run)
     return left

@@ -16,11 +16,11 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_GIT_COMMIT, 
 from attune.platform.core.settings import find_variant
 from attune.platform.runs.record import Run
 
-LONGEST_VALUE = 500
+MAX_VALUE_LENGTH = 500
 PACKAGES = ("attune", "torch", "ray", "deepspeed", "mlflow", "polars")
 
 
-def tags_of(run: Run) -> dict[str, str]:
+def run_tags(run: Run) -> dict[str, str]:
     """What runs are searched by."""
     tags = {
         MLFLOW_GIT_COMMIT: run.commit,
@@ -39,21 +39,21 @@ def job_tags(job: str, dashboard: str) -> dict[str, str]:
     return {key: value for key, value in tags.items() if value}
 
 
-def system(name: str) -> str:
+def describe_variant(name: str) -> str:
     """A variant in words."""
     variant, fixed = find_variant(name)
-    reduced = ", ".join(f"{key}={text(value)}" for key, value in fixed.items())
+    reduced = ", ".join(f"{key}={format_value(value)}" for key, value in fixed.items())
     ablation = f", reduced by {reduced}" if reduced else ""
     return f"**{variant.system}**{ablation} ({variant.paper})"
 
 
-def note(run: Run) -> str:
+def run_note(run: Run) -> str:
     """What MLflow shows above all else."""
     data = run.data
     harvest = data.get("harvest")
     return "\n".join(
         [
-            system(run.variant),
+            describe_variant(run.variant),
             "",
             f"- Command: `{run.command}`",
             f"- Data: {data['name']}, hash {data['hash'][:12]}, in {data['folder']}",
@@ -63,12 +63,12 @@ def note(run: Run) -> str:
                 else []
             ),
             f"- Preset {run.preset}, seed {run.seed}, workers: {run.workers}, ZeRO {run.zero}",
-            f"- Outcome: {outcome(run)}",
+            f"- Outcome: {describe_outcome(run)}",
         ]
     )
 
 
-def outcome(run: Run) -> str:
+def describe_outcome(run: Run) -> str:
     """What came of a run, in a line."""
     if run.status == "running":
         return "still running"
@@ -83,7 +83,7 @@ def outcome(run: Run) -> str:
     return "; ".join(parts)
 
 
-def params(run: Run) -> dict[str, str]:
+def run_params(run: Run) -> dict[str, str]:
     """Settings by the names of `--set`, and what else was asked for by the names of its options."""
     asked = {
         "preset": run.preset,
@@ -96,36 +96,36 @@ def params(run: Run) -> dict[str, str]:
         "init": run.init,
     }
     settings = {**run.training, **run.config, **asked}
-    return {key: text(value) for key, value in _flat(settings)}
+    return {key: format_value(value) for key, value in _flatten(settings)}
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
+            yield from _flatten(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
 
 
-def text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """As it is typed after `--set`, as much of it as MLflow keeps."""
     if value is None:
         return "none"
-    return (value if isinstance(value, str) else json.dumps(value))[:LONGEST_VALUE]
+    return (value if isinstance(value, str) else json.dumps(value))[:MAX_VALUE_LENGTH]
 
 
-def datasets(run: Run, manifest: Mapping[str, Any]) -> Iterator[DatasetInput]:
+def run_datasets(run: Run, manifest: Mapping[str, Any]) -> Iterator[DatasetInput]:
     """The data that a run learns from, and the unpaired text beside them."""
     counts = {name: split["samples"] for name, split in manifest.get("splits", {}).items()}
-    yield _dataset(
+    yield _dataset_input(
         run.data["name"], run.data, {"num_rows": counts.get("train"), "samples": counts}, "training"
     )
     if harvest := run.data.get("harvest"):
         threshold = {"threshold": run.config["harvest_threshold"]}
-        yield _dataset(Path(harvest["folder"]).name, harvest, threshold, "unpaired")
+        yield _dataset_input(Path(harvest["folder"]).name, harvest, threshold, "unpaired")
 
 
-def _dataset(
+def _dataset_input(
     name: str, data: Mapping[str, Any], profile: Mapping[str, Any], context: str
 ) -> DatasetInput:
     dataset = Dataset(
@@ -138,7 +138,7 @@ def _dataset(
     return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """What a run is computed with."""
     return {
         "python": platform.python_version(),
@@ -148,7 +148,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def metrics_of(
+def to_metrics(
     values: Mapping[str, float | None], when: int, step: int, model_id: str | None = None
 ) -> Iterator[Metric]:
     """Numbers of one step; what is none is left out."""
@@ -159,6 +159,6 @@ def metrics_of(
             yield Metric(key, finite, when, step, model_id=model_id)
 
 
-def milliseconds() -> int:
+def current_milliseconds() -> int:
     """Now, as MLflow counts."""
     return time.time_ns() // 1_000_000

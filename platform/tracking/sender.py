@@ -13,12 +13,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from attune.platform.runs.record import Run
-from attune.platform.tracking.connection import client_of, short
-from attune.platform.tracking.run_metadata import metrics_of
+from attune.platform.tracking.connection import run_client, summarize_error
+from attune.platform.tracking.run_metadata import to_metrics
 
-MOST_METRICS = 1000
+MAX_METRICS = 1000
 """What MLflow takes at once."""
-PAUSE, LONGEST_PAUSE = 1.0, 60.0
+PAUSE, MAX_PAUSE = 1.0, 60.0
 """Seconds between reads of the metrics file; between tries while the store is away, at most."""
 
 log = logging.getLogger(__name__)
@@ -33,11 +33,13 @@ class Sender:
 
     def __init__(self, run: Run):
         self.run = run
-        self._lines = _Lines(run.metrics_file)
+        self._reader = _LineReader(run.metrics_file)
         self._sent: dict[str, set[int]] = {}
         """By metric, the steps that the store has."""
         self._closing, self._abandoned = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+        self._thread = threading.Thread(
+            target=self._send_until_closed, name="tracking", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -58,11 +60,11 @@ class Sender:
         self._thread.join(timeout)
         self._abandoned.set()
         return sum(
-            any(metric.step not in self._sent.get(metric.key, ()) for metric in _read(line))
-            for line in self._lines.new()
+            any(metric.step not in self._sent.get(metric.key, ()) for metric in _parse_line(line))
+            for line in self._reader.read_new()
         )
 
-    def _work(self) -> None:
+    def _send_until_closed(self) -> None:
         pause = PAUSE
         while not self._abandoned.is_set():
             closing = self._closing.is_set()  # asked first: what is written until then is sent
@@ -73,11 +75,11 @@ class Sender:
                     log.warning(
                         "the tracking store %s does not answer (%s): metrics are kept in %s and "
                         "sent when it does",
-                        self.run.tracking, short(error), self.run.metrics_file,
+                        self.run.tracking, summarize_error(error), self.run.metrics_file,
                     )  # fmt: skip
                 # It may have stored what it did not confirm: ask again what it has.
                 self._sent.clear()
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE)
                 if closing:
                     self._abandoned.wait(PAUSE)
                 else:
@@ -91,9 +93,9 @@ class Sender:
     def _send(self) -> None:
         lines: list[bytes] = []
         metrics: dict[tuple[int, str], Metric] = {}
-        for line in self._lines.new():
-            unsent = [m for m in _read(line) if m.step not in self._steps(m.key)]
-            if len(metrics) + len(unsent) > MOST_METRICS:
+        for line in self._reader.read_new():
+            unsent = [m for m in _parse_line(line) if m.step not in self._stored_steps(m.key)]
+            if len(metrics) + len(unsent) > MAX_METRICS:
                 self._deliver(lines, metrics.values())
                 lines, metrics = [], {}
             lines.append(line)
@@ -109,9 +111,9 @@ class Sender:
         for metric in batch:
             self._sent[metric.key].add(metric.step)
         for line in lines:
-            self._lines.take(line)
+            self._reader.advance(line)
 
-    def _steps(self, key: str) -> set[int]:
+    def _stored_steps(self, key: str) -> set[int]:
         if key not in self._sent:
             client, run_id = self._client
             self._sent[key] = {metric.step for metric in client.get_metric_history(run_id, key)}
@@ -119,17 +121,17 @@ class Sender:
 
     @cached_property
     def _client(self) -> tuple[MlflowClient, str]:
-        return client_of(self.run)
+        return run_client(self.run)
 
 
-class _Lines:
+class _LineReader:
     """The whole lines of a growing file, from its beginning again where it was written anew."""
 
     def __init__(self, path: Path):
         self.path = path
         self._end, self._last = 0, b""
 
-    def new(self) -> list[bytes]:
+    def read_new(self) -> list[bytes]:
         """All behind the last line that was taken."""
         try:
             with self.path.open("rb") as file:
@@ -141,15 +143,15 @@ class _Lines:
         except FileNotFoundError:
             return []
 
-    def take(self, line: bytes) -> None:
+    def advance(self, line: bytes) -> None:
         """Go on behind this line, the first of `new`."""
         self._end += len(line)
         self._last = line
 
 
-def _read(line: bytes) -> list[Metric]:
+def _parse_line(line: bytes) -> list[Metric]:
     try:
         content = json.loads(line)
-        return list(metrics_of(content["metrics"], content["time"], content["step"]))
+        return list(to_metrics(content["metrics"], content["time"], content["step"]))
     except (ValueError, KeyError, TypeError):  # what a worker that died has left of a line
         return []

@@ -55,7 +55,7 @@ def train_all(runs: Sequence[Run], show: ShowLine) -> list[Run]:
         for run, sender in zip(started, senders, strict=True):
             unsent = sender.close(SEND_TIMEOUT)
             ended.append(_finish(run, failures.get(run.name)))
-            tracking.finish(ended[-1], sample_answers(ended[-1]))
+            tracking.finish_run(ended[-1], sample_answers(ended[-1]))
             if unsent:
                 show(run.name, {"message": _unsent_message(run, unsent)})
     for failure in failures.values():
@@ -79,9 +79,9 @@ def _start(run: Run) -> Run:
         (run.folder / left).unlink(missing_ok=True)
     run = dataclasses.replace(run, error="", **current_job())
     if run.run_id is None:
-        run = tracking.start(run, read_manifest(Path(run.data["folder"])))
+        run = tracking.start_run(run, read_manifest(Path(run.data["folder"])))
     else:
-        tracking.reopen(run)
+        tracking.reopen_run(run)
     write_log(run, "begins")
     return run.update(status="running")
 

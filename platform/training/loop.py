@@ -310,7 +310,7 @@ class Training:
         """Return where a stage's best model is saved; that of the last stage is the run's model."""
         if number + 1 == len(self.stages):
             return self.record.model
-        return self.record.model_after(self.stages[number].name)
+        return self.record.stage_model(self.stages[number].name)
 
     def _load_best(self, number: int) -> None:
         self.group.barrier()

@@ -46,7 +46,7 @@ def shared_stage(run: Run, settings: Iterable[str]) -> str | None:
 
 def steps_until(run: Run, stage: str) -> int | None:
     """Return the steps a run had done when a stage ended; None if it has not ended."""
-    path = run.model_after(stage) / checkpoints.TRAIN_STATE
+    path = run.stage_model(stage) / checkpoints.TRAIN_STATE
     return checkpoints.read_state(path.parent).total if path.is_file() else None
 
 
@@ -78,13 +78,13 @@ def _last_common_stage(run: Run, other: Run) -> str | None:
 
 def _copy_stages(other: Run, run: Run, last: str) -> None:
     """Copy models, metrics and checkpoint as of the end of a stage."""
-    state = checkpoints.read_state(other.model_after(last))
-    for stage in other.stages():
+    state = checkpoints.read_state(other.stage_model(last))
+    for stage in other.kept_stages():
         done = steps_until(other, stage)
         if done is not None and done <= state.total:
-            whole = run.model_after(stage)
+            whole = run.stage_model(stage)
             new = whole.with_name(f".{whole.name}.new")
-            shutil.copytree(other.model_after(stage), new)
+            shutil.copytree(other.stage_model(stage), new)
             _update_config(new / MODEL_DESCRIPTION, run.config)
             new.replace(whole)
     lines = read_lines(other.metrics_file)
@@ -94,7 +94,7 @@ def _copy_stages(other: Run, run: Run, last: str) -> None:
         run.checkpoints,
         state,
         save_engines=lambda folder: folder.mkdir(),  # each stage starts with new ones
-        save_weights=partial(shutil.copyfile, run.model_after(last) / MODEL_WEIGHTS),
+        save_weights=partial(shutil.copyfile, run.stage_model(last) / MODEL_WEIGHTS),
         first=True,
         barrier=lambda: None,
     )

@@ -48,7 +48,7 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
     os.environ.update(ENVIRONMENT)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     if sweep.run_id is None:  # better to hear now that there is no store than from each trial
-        with tracking.opened(next(iter(sweep.spaces))):
+        with tracking.open_experiment(next(iter(sweep.spaces))):
             pass
     with sweep.lock():
         sweep.stop_file.unlink(missing_ok=True)

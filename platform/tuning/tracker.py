@@ -97,8 +97,8 @@ class Tracker:
 
         def do() -> None:
             now = self._ensure_created(run.folder)
-            tracking.finish(now, answers)
-            tracking.tag(now, tags)
+            tracking.finish_run(now, answers)
+            tracking.tag_run(now, tags)
 
         self._jobs.put(do)
 
@@ -115,13 +115,13 @@ class Tracker:
         run = self._ensure_created(folder)
         (folder / END_SENT).unlink(missing_ok=True)
         if known:
-            tracking.reopen(run)
+            tracking.reopen_run(run)
         self._senders[run.name] = tracking.Sender(run).__enter__()
 
     def _ensure_created(self, folder: Path) -> Run:
         run = read_run(folder)
         if run.run_id is None:
-            created = tracking.create(run, read_manifest(Path(run.data["folder"])))
+            created = tracking.create_run(run, read_manifest(Path(run.data["folder"])))
             run = self.update_run(folder, run_id=created.run_id, tracking=created.tracking)
         return run
 
@@ -132,10 +132,10 @@ class Tracker:
         sender = self._senders.pop(run.name, None) or tracking.Sender(run).__enter__()
         if unsent := sender.close(SECONDS_TO_SEND):
             log.warning("%d lines of run '%s' are not sent yet", unsent, run.name)
-        was_sent = tracking.finish(run, files=False)
-        tracking.tag(run, {"ended": reason})
+        was_sent = tracking.finish_run(run, files=False)
+        tracking.tag_run(run, {"ended": reason})
         if was_sent and not unsent and final:
             (folder / END_SENT).touch()
 
     def _tag_run(self, folder: Path, tags: Mapping[str, str]) -> None:
-        tracking.tag(self._ensure_created(folder), tags)
+        tracking.tag_run(self._ensure_created(folder), tags)

@@ -189,7 +189,7 @@ def new_run(home, prepared, build):
         )  # fmt: skip
         run.write()
         save_model(model, run.model)
-        return tracking.start(run, manifest)
+        return tracking.start_run(run, manifest)
 
     return make
 
@@ -248,13 +248,13 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
             pass
         assert other.close(0.1) == 20
         ended = ended.update(status="finished", result={"best_step": 20, "steps": 20, "seconds": 1})
-        assert not tracking.finish(ended, pl.DataFrame({"answer": ["oh"]}))
+        assert not tracking.finish_run(ended, pl.DataFrame({"answer": ["oh"]}))
         server.start()
         write(trained, 101, 150)
         assert sender.close(PATIENCE) == 0
     assert logged(client, trained, "loss") == {s: 1 / s for s in range(1, 151)}
 
-    assert tracking.flush(ended, PATIENCE) == 0
+    assert tracking.flush_run(ended, PATIENCE) == 0
     assert set(logged(client, ended, "loss")) == set(range(1, 21))
     actual = client.get_run(ended.run_id)
     assert actual.info.status == "FINISHED"
@@ -268,7 +268,7 @@ def test_a_champion_for_all_of_a_team(server, new_run):
     run = new_run("best").update(
         status="finished", result={"best_step": 1, "steps": 1, "seconds": 1.0}
     )
-    assert tracking.finish(run)
+    assert tracking.finish_run(run)
     path = run.folder / "answers" / promotion.answers_name("valid")
     answers.write(pl.DataFrame({"answer": ["oh"], "response": ["oh"]}), path)
     tracking.log_evaluation(run, "valid", "greedy", {"perplexity": 30.0}, path)

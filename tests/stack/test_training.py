@@ -166,12 +166,12 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
     }
     own = all_variants()[name][0]
     for stage, keys in own.stage_independent_settings(own.Config(**base.config)).items():
-        expected = (base.model_after(stage) / MODEL_WEIGHTS).read_bytes()
+        expected = (base.stage_model(stage) / MODEL_WEIGHTS).read_bytes()
         for key in keys:
             value = next(v for v in boundary_values(spaces[key]) if v != base.config[key])
             run = begin(name, f"other-{key}", max_steps=steps, **settings, **{key: value})
             assert train_run(run)
-            assert (run.model_after(stage) / MODEL_WEIGHTS).read_bytes() == expected, key
+            assert (run.stage_model(stage) / MODEL_WEIGHTS).read_bytes() == expected, key
             assert sharing.steps_until(run, stage) == sharing.steps_until(base, stage)
 
 
@@ -185,7 +185,7 @@ def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
     run = begin("empdg", "sharing", max_steps=steps, **other)
     run = sharing.start_after_shared_stage(run, [run, first, alone.update(seed=7)])
     assert run.shared_steps == sharing.steps_until(first, "critics") == 25
-    assert load_model(run.model_after("generator")).variant.config.generator_steps == 3
+    assert load_model(run.stage_model("generator")).variant.config.generator_steps == 3
     trained = []
     model = setup.build_run_model(run)
     streams, valid = data.load_streams(run, model)

@@ -127,8 +127,8 @@ def new_run(home, prepared, build, samples):
         )  # fmt: skip
         run.write()
         save_model(model, run.model)
-        run = tracking.start(run, manifest).update(status="finished")
-        tracking.finish(run, None)
+        run = tracking.start_run(run, manifest).update(status="finished")
+        tracking.finish_run(run, None)
         path = run.folder / "answers" / promotion.answers_name("valid")
         answers.write(table(samples, likelihood, right), path)
         tracking.log_evaluation(run, "valid", "greedy", answers.score(answers.read(path))[0], path)

@@ -88,7 +88,7 @@ def new_run(home, prepared, build):
 
 @pytest.fixture
 def run(new_run, prepared):
-    return tracking.start(new_run(), read_manifest(prepared))
+    return tracking.start_run(new_run(), read_manifest(prepared))
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_unpaired_text_is_among_the_inputs_of_a_run(new_run, prepared, client):
         config={**run.config, "harvest": "open", "harvest_threshold": 0.65},
         data={**run.data, "harvest": harvest},
     )
-    actual = client.get_run(tracking.start(run, read_manifest(prepared)).run_id)
+    actual = client.get_run(tracking.start_run(run, read_manifest(prepared)).run_id)
     assert actual.data.tags["harvest_hash"] == harvest["hash"]
     assert "Unpaired text: hash 0123456789ab" in actual.data.tags["mlflow.note.content"]
     assert actual.data.params["harvest_threshold"] == "0.65"
@@ -208,25 +208,25 @@ def test_unpaired_text_is_among_the_inputs_of_a_run(new_run, prepared, client):
 def test_many_params_are_sent_in_parts(new_run, prepared, client):
     many = {f"key_{n}": "x" * 1000 for n in range(250)}
     run = new_run().update(training=many)
-    params = client.get_run(tracking.start(run, read_manifest(prepared)).run_id).data.params
+    params = client.get_run(tracking.start_run(run, read_manifest(prepared)).run_id).data.params
     assert set(many) <= set(params)
-    assert len(params["key_0"]) == run_metadata.LONGEST_VALUE
+    assert len(params["key_0"]) == run_metadata.MAX_VALUE_LENGTH
 
 
 def test_runs_of_a_variant_share_its_experiment(run, new_run, prepared, client):
-    other = tracking.start(new_run("another"), read_manifest(prepared))
+    other = tracking.start_run(new_run("another"), read_manifest(prepared))
     places = {client.get_run(r.run_id).info.experiment_id for r in (run, other)}
     assert len(places) == 1
     client.delete_experiment(places.pop())
     with pytest.raises(UsageError, match="mlflow experiments restore"):
-        tracking.start(new_run("a-third"), read_manifest(prepared))
+        tracking.start_run(new_run("a-third"), read_manifest(prepared))
 
 
 @pytest.mark.usefixtures("faults")  # which looks at the size of what is sent
 def _first_contact(home, begin):
     os.environ["ATTUNE_HOME"] = str(home)
     begin.wait()
-    with connection.opened("dummy"):
+    with connection.open_experiment("dummy"):
         pass
 
 
@@ -329,10 +329,10 @@ def test_an_unavailable_store_gets_the_metrics_later(run, client, faults):
         assert faults.failed.wait(PATIENCE)
     assert sender.close(0.1) == 33
     ended = run.update(status="stopped", result=RESULT)
-    assert not tracking.finish(ended, pl.DataFrame({"answer": ["oh"]}))
+    assert not tracking.finish_run(ended, pl.DataFrame({"answer": ["oh"]}))
     assert client.get_run(run.run_id).info.status == "RUNNING"
     faults.away = False
-    assert tracking.flush(ended, PATIENCE) == 0
+    assert tracking.flush_run(ended, PATIENCE) == 0
     assert steps(client, run) == list(range(1, 31))
     assert client.get_run(run.run_id).info.status == "KILLED"
     assert table(client, run) == [{"answer": "oh"}]
@@ -344,7 +344,7 @@ def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, m
         (run.checkpoints / f"{step:08d}").mkdir(parents=True)
         (run.checkpoints / f"{step:08d}" / "standing.json").write_text("{}")
     run = run.update(status="finished", result=RESULT)
-    tracking.finish(run, answers)
+    tracking.finish_run(run, answers)
     assert not list(tmp_path.glob("ml*"))  # all of it is in ATTUNE_HOME
     assert "MLFLOW_TRACKING_URI" not in os.environ
     actual = client.get_run(run.run_id)
@@ -379,18 +379,18 @@ def test_a_resumed_run_stays_one_and_says_nothing_twice(run, client):
     write(run, range(1, 21))
     send(run)
     run = run.update(status="stopped", result=RESULT)
-    assert tracking.finish(run, answers)
+    assert tracking.finish_run(run, answers)
     assert client.get_run(run.run_id).info.status == "KILLED"
     assert not client.search_registered_models()
     before = client.get_run(run.run_id).data.params
 
-    tracking.reopen(run)
+    tracking.reopen_run(run)
     resumed = client.get_run(run.run_id)
     assert (resumed.info.status, resumed.data.params) == ("RUNNING", before)
     assert "still running" in resumed.data.tags["mlflow.note.content"]
     write(run, range(11, 31), time=9)
     send(run)
-    tracking.finish(run.update(status="finished", result=RESULT), answers)
+    tracking.finish_run(run.update(status="finished", result=RESULT), answers)
     assert steps(client, run) == list(range(1, 31))
     assert steps(client, run, "best_valid_loss") == [20]
     experiment = client.get_run(run.run_id).info.experiment_id
@@ -401,14 +401,14 @@ def test_a_resumed_run_stays_one_and_says_nothing_twice(run, client):
 
 def test_a_run_that_failed_before_it_had_a_model(run, client):
     shutil.rmtree(run.model)
-    tracking.finish(run.update(status="failed"), None)
+    tracking.finish_run(run.update(status="failed"), None)
     assert client.get_run(run.run_id).info.status == "FAILED"
     assert not client.search_registered_models()
 
 
 def test_an_evaluation_is_added_to_the_run(run, client, tmp_path):
     run = run.update(status="finished", result=RESULT)
-    tracking.finish(run, None)
+    tracking.finish_run(run, None)
     answers = tmp_path / "test-greedy.parquet"
     pl.DataFrame({"answer": ["oh"]}).write_parquet(answers)
     metrics = {"perplexity": 30.0, "bleu": 2.0, "emotion_accuracy": None}
@@ -426,7 +426,7 @@ def test_a_server_that_is_not_there(new_run, prepared, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
     run = new_run()
     with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:1 .*unset MLFLOW_TRACKING_URI") as e:
-        tracking.start(run, read_manifest(prepared))
+        tracking.start_run(run, read_manifest(prepared))
     assert "refused" in str(e.value)
     assert "secret" not in str(e.value)
     assert read_run(run.folder).run_id is None
@@ -450,8 +450,8 @@ def test_a_server_that_is_overloaded_is_asked_once(new_run, prepared, monkeypatc
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         with pytest.raises(UsageError, match=address):
-            tracking.start(new_run(), read_manifest(prepared))
+            tracking.start_run(new_run(), read_manifest(prepared))
         server.shutdown()
     assert len(asked) == 1
-    for name in environment.QUICK:
+    for name in environment.SHORT_TIMEOUTS:
         assert os.environ[name] == environment.DEFAULTS[name]

@@ -342,7 +342,7 @@ def test_validations_of_the_shared_stage_do_not_count(home, monkeypatch):
     for step in (10, 20):
         file.add(step, {"valid_perplexity": 9.0})
     reporter(10, {"valid_perplexity": 9.0}, over=False)  # the critics' stage has not ended yet
-    ended = run.model_after("critics")
+    ended = run.stage_model("critics")
     ended.mkdir()
     state = dataclasses.asdict(checkpoints.TrainState(stage=2, total=10))
     (ended / checkpoints.TRAIN_STATE).write_text(json.dumps(state))
