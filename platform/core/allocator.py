@@ -1,4 +1,4 @@
-"""The allocator: what one step frees, the next one wants again."""
+"""The memory allocator: keep freed memory for the next training step."""
 
 import contextlib
 import ctypes
@@ -8,8 +8,11 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep large blocks for the next step instead of giving them back to the system,
-    which faults them in anew each time: about a tenth of a training step. Elsewhere, nothing."""
+    """Make glibc keep freed large blocks instead of returning them to the system.
+
+    The page faults of mapping them again take about a tenth of a training step. Without glibc
+    this does nothing.
+    """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, 2**30)

@@ -1,15 +1,15 @@
-"""Which commit the code that runs is of."""
+"""The git commit of the running code."""
 
 import os
 import subprocess
 from pathlib import Path
 
 VARIABLE = "ATTUNE_COMMIT"
-"""Says so to a job, whose code comes in a wheel without a history."""
+"""Passes the commit to a job, whose code comes in a wheel without git history."""
 
 
 def commit() -> str:
-    """The commit of the source tree that runs, with `+` where it was changed; else ''."""
+    """Return the commit of the running source tree, with `+` if it was changed; else ''."""
     if VARIABLE in os.environ:
         return os.environ[VARIABLE]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}

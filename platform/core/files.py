@@ -15,7 +15,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """A file to read, unpacked where its name ends in .gz; a DataError where that fails."""
+    """Open a file to read, decompressed if its name ends in .gz; a DataError if that fails."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (row 1 is missing): take the file out or fill it")
     opened = gzip.open if path.name.lower().endswith(".gz") else open
@@ -32,6 +32,6 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def checksum(path: Path) -> str:
-    """Of a file's bytes, however large it is."""
+    """Return the SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

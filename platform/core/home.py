@@ -1,9 +1,9 @@
-"""Where Attune keeps what it makes: runs, the tracking store, caches, logs."""
+"""The home folder: runs, the tracking store, caches, logs."""
 
 import os
 from pathlib import Path
 
 
 def home() -> Path:
-    """`ATTUNE_HOME`, by default `.attune/` in the working folder; always absolute."""
+    """Return `ATTUNE_HOME`, by default `.attune/` in the working folder; always absolute."""
     return Path(os.environ.get("ATTUNE_HOME") or ".attune").absolute()

@@ -15,7 +15,7 @@ PRESETS = ("tiny", "small", "paper")
 
 
 def find_variant(name: str) -> tuple[type[Variant], Mapping[str, Any]]:
-    """The class behind a variant's or ablation's name, and the settings that the ablation fixes."""
+    """Return the class of a variant or ablation, and the settings that the ablation fixes."""
     if name in VARIANTS:  # the common case, without importing every model
         return load_variant(name), {}
     known = all_variants()
@@ -38,7 +38,7 @@ def labels_utterances(variant: type[Variant]) -> bool:
 
 
 def apply_overrides(config: Any, overrides: Mapping[str, Any]) -> Any:
-    """A dataclass with some fields changed; text is turned into the field's type."""
+    """Return a dataclass with some fields changed; text is parsed as the field's type."""
     hints = typing.get_type_hints(type(config))
     values = {}
     for key, value in overrides.items():

@@ -1,4 +1,4 @@
-"""A run's log: `log.txt` for people, `log.jsonl` for machines, with all ids to find it by."""
+"""A run's log: `log.txt` for people, `log.jsonl` with the ids of run, trial and job."""
 
 import json
 import os
@@ -15,12 +15,12 @@ Level = Literal["info", "warning", "error"]
 
 
 def log_file(run: Run) -> Path:
-    """What a run had to say, for people."""
+    """Return the path of the log for people."""
     return run.folder / TEXT
 
 
 def write_log(run: Run, message: str, level: Level = "info") -> None:
-    """Add a line to both files."""
+    """Append a message to both files."""
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "level": level,

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what a run logs, kept on disk so that nothing depends on a tracking server."""
+"""metrics.jsonl: the metrics of a run on disk, independent of a tracking server."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class MetricsFile:
-    """Appends lines; a resumed run first drops what its checkpoint does not know of."""
+    """Appends lines; a resumed run first removes those of steps after its checkpoint."""
 
     def __init__(self, path: Path, done: int):
         self.path = path
@@ -17,14 +17,14 @@ class MetricsFile:
         new.replace(path)
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
-        """One line, at once."""
+        """Append one line."""
         line = {"step": step, "time": time.time_ns() // 1_000_000, "metrics": metrics}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def read_lines(path: Path) -> list[str]:
-    """The whole lines of a file that may be growing."""
+    """Return the complete lines of a file that may be growing."""
     if not path.exists():
         return []
     *whole, _ = path.read_text(encoding="utf-8").split("\n")  # the last may be half-written
@@ -32,5 +32,5 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All that was logged."""
+    """Return all logged lines, parsed."""
     return [json.loads(line) for line in read_lines(path)]

@@ -1,12 +1,12 @@
-"""A model on disk: a folder that describes itself and answers on any machine.
+"""A model on disk: a self-contained folder that can be loaded on any machine.
 
 model.safetensors       the weights
 model.json              variant, configuration, emotions
 vocabulary.txt          the tokens
-tokenizer.json          what cuts words into them, where the variant reads subwords
-lexicon.json            the emotion words, where the variant needs them
-encoder/                the pretrained encoder's shape and tokenizer, where the variant has one
-labeller/               the model that labels utterances for it, where the variant reads labels
+tokenizer.json          the subword tokenizer, if the variant reads subwords
+lexicon.json            the emotion words, if the variant uses them
+encoder/                configuration and tokenizer of the pretrained encoder, if it has one
+labeller/               the model that labels utterances for it, if the variant reads labels
 """
 
 import dataclasses
@@ -65,23 +65,23 @@ CONTEXT_LABELS = "context_labels"
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A variant with what it needs to read and write text."""
+    """A variant with its vocabulary and the other resources that encode its input."""
 
     name: str
-    """The variant's, as a user types it."""
+    """The name of the variant or ablation, as a user types it."""
     variant: Variant
     vocabulary: Vocabulary
     max_context: int | None = None
-    """Context tokens that it was taught with, counted from the end."""
+    """The maximum number of context tokens; longer contexts lose their beginning."""
     lexicon: Lexicon | None = None
-    """The emotion words it was taught with, where it needs them."""
+    """The emotion words that it was trained with, if the variant uses them."""
     encoder: TextEncoder | None = None
-    """The pretrained encoder it reads contexts with, where it does."""
+    """The pretrained encoder of the contexts, if the variant has one."""
     labeller: Path | None = None
-    """The folder of the model that labels the utterances it reads, where it reads labels."""
+    """The folder of the model that labels utterances for it, if the variant reads labels."""
 
     def columns(self, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
-        """Samples as the numbers it reads."""
+        """Encode samples as the columns that the variant reads."""
         requirements, find = self.variant.requirements_for(self.variant.config), None
         if self.lexicon is not None and EMOTION_WORDS in requirements.columns:
             find = EmotionWords(self.lexicon).find
@@ -89,7 +89,8 @@ class Model:
             samples,
             self.vocabulary,
             layout=self.layout,
-            # Who is not told an emotion's number may be given any emotion's word.
+            # Without emotions, samples are not checked: a variant that does not read the column
+            # accepts emotions that it was not trained with.
             emotions=self.variant.data_info.emotions if "emotion" in requirements.columns else (),
             emotion_words=find,
             causes=CAUSES in requirements.columns,
@@ -102,12 +103,12 @@ class Model:
 
     @property
     def layout(self) -> Layout:
-        """How it wants a context laid out."""
+        """The layout of its contexts."""
         return Layout(separators=self.variant.requirements.separators, max_context=self.max_context)
 
 
 def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl.DataFrame:
-    """The samples of a split that a variant learns from and is measured on."""
+    """Return the samples of a split that a variant is trained or evaluated on."""
     if issubclass(variant if isinstance(variant, type) else type(variant), Annotator):
         return read_cause_samples(folder, split)
     if variant.requirements.labels == "utterances":
@@ -116,7 +117,10 @@ def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl
 
 
 def check_labels(requirements: DataRequirements, samples: pl.DataFrame, place: str) -> None:
-    """Who reads the labels of utterances must find some: none at all would be read as one."""
+    """Raise DataError if a variant reads utterance labels and the samples have none.
+
+    Missing labels would otherwise be read as one more label.
+    """
     if CONTEXT_LABELS not in requirements.columns:
         return
     for kind, labels in {
@@ -132,12 +136,12 @@ def check_labels(requirements: DataRequirements, samples: pl.DataFrame, place: s
 
 
 def label_names(requirements: DataRequirements) -> tuple[str, ...]:
-    """What the numbers of `emotion` stand for."""
+    """Return the class names of the column `emotion`."""
     return LABELS if requirements.labels == "utterances" else EMOTIONS
 
 
 def requires_lexicon(requirements: DataRequirements) -> bool:
-    """Whether a variant needs a lexicon."""
+    """Return whether a variant needs a lexicon."""
     return EMOTION_WORDS in requirements.columns or requirements.intensity
 
 
@@ -150,7 +154,7 @@ def build_data_info(
     lexicon: Lexicon | None = None,
     pretrained: Mapping[str, nn.Module] | None = None,
 ) -> DataInfo:
-    """What a model must know of its data."""
+    """Return what a variant needs to know about its data to be built."""
     marks = intensity = None
     if lexicon is not None and EMOTION_WORDS in requirements.columns:
         marks = torch.tensor(EmotionWords(lexicon).marks(vocabulary))
@@ -180,7 +184,7 @@ def build_model(
     labeller: Path | None = None,
     seed: int = 0,
 ) -> Model:
-    """A new model; the seed decides its first weights and leaves torch's own state as it was."""
+    """Build a model; the seed sets its initial weights without changing torch's global state."""
     variant, _ = find_variant(name)
     requirements = variant.requirements_for(config)
     encoder = (
@@ -211,12 +215,12 @@ def build_model(
 
 
 def _encoder_modules(setting: str | None, encoder: TextEncoder | None) -> dict[str, nn.Module]:
-    """An encoder under the name by which a variant asks for it."""
+    """Return the encoder by the name of the setting that selects it; empty without one."""
     return {} if setting is None or encoder is None else {setting: encoder.module}
 
 
 def save_model(model: Model, folder: Path) -> None:
-    """Write a model where `load` finds it."""
+    """Write a model to a folder that `load_model` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     data_info = model.variant.data_info
     vectors = data_info.word_vectors
@@ -241,7 +245,7 @@ def save_model(model: Model, folder: Path) -> None:
 
 
 def copy_labeller(labeller: Path, folder: Path) -> None:
-    """Put a labeller into a folder; it is large, and linked where the disk can do that."""
+    """Copy a labeller into a folder, by hard links where possible because it is large."""
 
     def link(source: str, target: str) -> None:
         try:
@@ -253,12 +257,12 @@ def copy_labeller(labeller: Path, folder: Path) -> None:
 
 
 def find_labeller(folder: Path) -> Path | None:
-    """The folder of the labeller that was put into a folder."""
+    """Return the folder of the labeller inside a folder; None without one."""
     return folder / LABELLER if (folder / LABELLER).is_dir() else None
 
 
 def load_model(folder: Path) -> Model:
-    """The model in a folder, ready to answer."""
+    """Load the model in a folder, in evaluation mode."""
     for name in (MODEL_DESCRIPTION, VOCABULARY_FILE, MODEL_WEIGHTS):
         if not (folder / name).is_file():
             raise UsageError(f"'{folder}' is not a model: {name} is missing")
@@ -279,7 +283,7 @@ def load_model(folder: Path) -> Model:
         pretrained=_encoder_modules(requirements.encoder, encoder),
     )
     dimension = description["word_vector_dimension"]
-    if dimension is not None:  # only the shape: the weights hold what became of the vectors
+    if dimension is not None:  # only the shape: the saved weights include the trained vectors
         blank = torch.zeros(len(vocabulary), dimension)
         data_info = dataclasses.replace(data_info, word_vectors=blank)
     built = variant(config, data_info)
@@ -301,14 +305,14 @@ def load_model(folder: Path) -> Model:
 
 
 load_model_once = functools.lru_cache(1)(load_model)
-"""For processes that do many tasks with one model."""
+"""`load_model` with a cache, for processes that run many tasks with one model."""
 
 
 def save_weights(variant: Variant, path: Path) -> None:
-    """Each weight once, under the first of its names where parts share it.
+    """Write each weight once, under its first name if modules share it.
 
-    Copies: ZeRO lays all weights of a player into one piece of memory, which a file must not hold
-    again for each of them.
+    Weights are cloned: ZeRO keeps all weights of a player in one buffer, which would otherwise be
+    written again for each of them.
     """
     first_names = _first_names(variant).values()
     state = variant.state_dict()
@@ -316,7 +320,7 @@ def save_weights(variant: Variant, path: Path) -> None:
 
 
 def load_weights(variant: Variant, path: Path) -> None:
-    """What `save_weights` wrote, under all names."""
+    """Load what `save_weights` wrote, under all names of each weight."""
     weights = load_file(path)
     names = _first_names(variant)
     shared = {name: weights[first] for name, first in names.items() if first in weights}
@@ -324,7 +328,7 @@ def load_weights(variant: Variant, path: Path) -> None:
 
 
 def _first_names(variant: Variant) -> dict[str, str]:
-    """Every name in the state -> the first name of the same tensor."""
+    """Return the first name of the same tensor for every name in the state."""
     first: dict[int, str] = {}
     state = variant.state_dict(keep_vars=True)
     return {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}

@@ -1,13 +1,13 @@
-"""Runs as folders under `ATTUNE_HOME/runs`: made, found by what a user types, listed.
+"""The run record: runs as folders under `ATTUNE_HOME/runs`, written, looked up and listed.
 
-run.json          what was asked for and what came of it (`Run`)
-vocabulary.txt    the tokens it reads and writes
-lexicon.json      the emotion words it reads, where it does
+run.json          the settings and the result (`Run`)
+vocabulary.txt    the tokens of the model
+lexicon.json      the emotion words, if the variant uses them
 metrics.jsonl     one line per logged step, written by the first worker
-log.txt           what it had to say; log.jsonl the same with all ids (`logs.py`)
-checkpoints/      to go on from (`training/checkpoints.py`)
-model/            the result: weights and all that is needed to answer (`runs.py`)
-answers/          answers to whole splits (Parquet), by `attune evaluate`
+log.txt           messages for people; log.jsonl the same with all ids (`log.py`)
+checkpoints/      checkpoints to resume from (`training/checkpoints.py`)
+model/            the trained model: weights and everything to load it (`model.py`)
+answers/          answers to whole splits (Parquet), written by `attune evaluate`
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from attune.platform.core.records import (
 
 RUN_RECORD, METRICS_FILE, STOP_FILE = "run.json", "metrics.jsonl", "stop"
 ALIASES = "aliases.json"
-"""In `ATTUNE_HOME`: who is champion and who candidate, as the registry said when last asked."""
+"""In `ATTUNE_HOME`: the champion and the candidate, as of the last query of the registry."""
 LATEST = "latest"
 RUN_FORMAT = 1
 """The format version of run.json; a change that older code cannot read increases it."""
@@ -40,7 +40,7 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run's folder says of it."""
+    """The record of a run, stored as run.json in its folder."""
 
     name: str
     folder: Path
@@ -49,39 +49,39 @@ class Run:
     config: dict[str, Any]
     """The variant's configuration, complete."""
     training: dict[str, Any]
-    """How it is trained (`training/settings.py`), complete."""
+    """The training settings (`training/settings.py`), complete."""
     data: dict[str, Any]
-    """`name` for people, `folder` and content `hash`; `harvest` with `folder` and `hash` where the
-    unpaired text is another folder's."""
+    """`name` for display, `folder` and content `hash`; `harvest` with `folder` and `hash` if the
+    unpaired text is in another folder."""
     seed: int = 0
     workers: int = 1
     zero: int = 0
     max_steps: int | None = None
     max_minutes: float | None = None
     init: str | None = None
-    """The folder of the model it starts from."""
+    """The folder of the model whose weights initialize it."""
     run_id: str | None = None
-    """MLflow's."""
+    """The id of the run in MLflow."""
     parent: str | None = None
-    """MLflow's id of what it is one of several seeds of."""
+    """The MLflow id of the group (of seeds or trials) that it belongs to."""
     tracking: str = ""
-    """MLflow's store."""
+    """The address of the tracking store, without password."""
     command: str = ""
     commit: str = ""
     created: str = ""
     job: str = ""
-    """The Ray job that trains it, or did last."""
+    """The Ray job that trains it or trained it last."""
     dashboard: str = ""
-    """Where Ray shows that job, or the cluster it is trained in."""
+    """The address of that job, or of the cluster, on Ray's dashboard."""
     notice: str = ""
-    """What whoever begins it should know of it."""
+    """A message to show when the run starts."""
     shared_steps: int = 0
-    """Steps that another run has done for it, which has its first stages in common."""
+    """Steps taken over from another run that shares the first stages."""
     status: Status = "running"
     error: str = ""
-    """What it has failed of."""
+    """The reason of a failure."""
     result: dict[str, Any] = field(default_factory=dict)
-    """`steps`, `seconds`, `best_step` and `metrics` once there are some."""
+    """`steps`, `seconds`, `best_step` and `metrics`, once available."""
 
     @property
     def model(self) -> Path:
@@ -89,25 +89,25 @@ class Run:
         return self.folder / "model"
 
     def stage_model(self, stage: str) -> Path:
-        """The folder of the best model of a stage before the last."""
+        """Return the folder of the best model of a stage before the last."""
         return self.folder / f"best-{stage}"
 
     def kept_stages(self) -> list[str]:
-        """The stages before the last whose best models are kept."""
+        """Return the stages before the last whose best models are kept."""
         return [path.name.removeprefix("best-") for path in sorted(self.folder.glob("best-*"))]
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are kept."""
+        """The folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     def newest_checkpoint(self) -> Path | None:
-        """The checkpoint written last, whether or not it is damaged."""
+        """Return the checkpoint written last, whether or not it is damaged."""
         return next(reversed(checkpoint_folders(self.checkpoints)), None)
 
     @property
     def metrics_file(self) -> Path:
-        """What was logged."""
+        """The file of the logged metrics."""
         return self.folder / METRICS_FILE
 
     @property
@@ -116,13 +116,13 @@ class Run:
         return self.folder / STOP_FILE
 
     def update(self, **changes: Any) -> "Run":
-        """The run with some fields changed, written to its folder."""
+        """Write the run with some fields changed, and return it."""
         run = dataclasses.replace(self, **changes)
         run.write()
         return run
 
     def write(self) -> None:
-        """Write run.json, whole or not at all."""
+        """Write run.json atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k != "folder"}
         content = {FORMAT_KEY: RUN_FORMAT, **fields}
@@ -132,12 +132,12 @@ class Run:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """All checkpoints in a run's folder of checkpoints, oldest first."""
+    """Return the checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
 
 
 def runs_folder() -> Path:
-    """Where runs are kept."""
+    """Return the folder of all runs."""
     return home() / "runs"
 
 
@@ -176,7 +176,7 @@ def all_runs(report: Callable[[str], None] = lambda _: None) -> Iterator[Run]:
 
 
 def find_run(text: str) -> Run:
-    """A run by its name, its MLflow id, `variant@latest`, or the path of its folder."""
+    """Return a run by its name, its MLflow id, `variant@latest`, or the path of its folder."""
     if (runs_folder() / text / RUN_RECORD).is_file() and "/" not in text:
         return read_run(runs_folder() / text)
     if (Path(text) / RUN_RECORD).is_file():
@@ -201,7 +201,7 @@ def find_run(text: str) -> Run:
 
 
 def read_aliases() -> dict[str, str]:
-    """By MLflow's id of a run its alias, as last noted."""
+    """Return the alias of each run by its MLflow id, as last written."""
     path = home() / ALIASES
     if not path.is_file():
         return {}
@@ -210,14 +210,14 @@ def read_aliases() -> dict[str, str]:
 
 
 def write_aliases(runs: dict[str, str]) -> None:
-    """Note by alias the id of the run that has it."""
+    """Write the MLflow id of the run of each alias."""
     new = home() / f"{ALIASES}.{os.getpid()}"
     new.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
     new.replace(home() / ALIASES)
 
 
 def new_run_name(variant: str, data: str) -> str:
-    """`<variant>-<data>-<n>`, with the first n that is free."""
+    """Return `<variant>-<data>-<n>` with the first free n."""
     start = f"{variant}-{data}-"
     taken = {p.name for p in runs_folder().glob(f"{start}*")}
     number = 1
@@ -227,6 +227,6 @@ def new_run_name(variant: str, data: str) -> str:
 
 
 def check_run_name(name: str) -> None:
-    """A name becomes a folder's."""
+    """Raise UsageError unless a name is valid as the name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UsageError(f"'{name}' cannot be a run's name: use letters, digits, '-', '_' and '.'")

@@ -26,7 +26,7 @@ def use_token(address: str | None = None) -> None:
     user's. Call it before Ray is imported, which reads them only then."""
     if stack.is_stack(address or os.environ.get("RAY_ADDRESS")):
         variables = stack.ray_variables()
-        if "RAY_AUTH_TOKEN" in os.environ:  # what is given counts, even if it is wrong
+        if "RAY_AUTH_TOKEN" in os.environ:  # the user's token takes precedence, even if it is wrong
             del variables["RAY_AUTH_TOKEN_PATH"]
         for name, value in variables.items():
             os.environ.setdefault(name, value)

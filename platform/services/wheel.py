@@ -1,4 +1,4 @@
-"""The project as a wheel to ship to a cluster, made from the files that run here.
+"""The project as a wheel to ship to a cluster, built from the running source files.
 
 It names no requirements: the machines of a cluster have them, and Ray would otherwise install
 gigabytes of them anew for every job.
@@ -15,8 +15,10 @@ SUFFIXES = (".py", ".yaml", ".json", ".css")
 
 
 def build(folder: Path) -> Path:
-    """Write the wheel into a folder; its version says what it holds, so that the same code is
-    shipped once."""
+    """Write the wheel into a folder.
+
+    Its version is a hash of its contents, so that the same code is shipped once.
+    """
     contents = {
         f"attune/{part}/{path.relative_to(root)}": path.read_bytes()
         for part in SHIPPED

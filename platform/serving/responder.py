@@ -55,7 +55,7 @@ class Responder:
         decoding: Decoding = Decoding(),  # noqa: B008
         controls: Mapping[str, str] | None = None,
     ) -> list[Answer]:
-        """An answer to each conversation; many at once are answered as one batch."""
+        """Answer each conversation; all of them are decoded as one batch."""
         started = time.perf_counter()
         batch = self._batch(conversations)
         self._check(controls)
@@ -68,8 +68,10 @@ class Responder:
         ]
 
     def respond_with_scores(self, samples: pl.DataFrame) -> list[dict[str, Any]]:
-        """The answers to samples, and what the model's critics give them and people's responses;
-        no scores where it has no critics, or no turn follows."""
+        """Answer samples, and score the answers and the true responses by the model's critics.
+
+        The scores are empty if it has no critics or no turn follows.
+        """
         batch = _in_order(self.model.columns(samples))
         answers = decode(self.variant, batch, Decoding())
         people = [row[row != PADDING].tolist()[:-1] for row in batch["response"]]  # without <eos>
@@ -101,7 +103,7 @@ class Responder:
         decoding: Decoding = Decoding(),  # noqa: B008
         controls: Mapping[str, str] | None = None,
     ) -> Iterator[str]:
-        """The answer so far, after each token."""
+        """Yield the answer so far after each token."""
         self._check(controls)
         tokens: list[int] = []
         for token in stream(self.variant, self._batch([conversation]), decoding, controls):
@@ -114,9 +116,9 @@ class Responder:
         decoding: Decoding = Decoding(),  # noqa: B008
         controls: Mapping[str, str] | None = None,
     ) -> Iterator[Answer]:
-        """What the model reads in the conversation, then its answer as it grows, then all of it.
+        """Yield the explanation of the conversation, the growing answer, and the complete answer.
 
-        Seconds count the model's own time, not what passes before the next token is asked for.
+        `seconds` counts the time in the model, not the time until the next token is requested.
         """
         started = time.perf_counter()
         self._check(controls)
@@ -139,7 +141,7 @@ class Responder:
 
     @torch.no_grad()
     def _explained(self, batch: Batch, answers: Sequence[Sequence[int]]) -> list[Explanation]:
-        """Why these are the answers, with the context's words beside what there is of each."""
+        """Return the explanation of each answer, with the words that its values refer to."""
         end = self.variant.data_info.specials[END]
         responses = [torch.tensor([*answer, end]) for answer in answers]
         padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=PADDING)
@@ -152,7 +154,7 @@ class Responder:
     def _worded(
         self, explanation: Explanation, batch: Batch, row: int, answer: Sequence[int]
     ) -> Explanation:
-        """An explanation with the words that its numbers are of."""
+        """Return an explanation with the words that its values refer to."""
         if explanation.by_word or explanation.attention:
             words = self._words(batch["context"][row])
             explanation = dataclasses.replace(explanation, words=words)
@@ -168,7 +170,7 @@ class Responder:
         return explanation
 
     def _words(self, tokens: torch.Tensor) -> list[str]:
-        """The words behind `<cls>` or `<lab>`, without padding."""
+        """Return the words after `<cls>` or `<lab>`, without padding."""
         return self.model.vocabulary.shown(tokens[1 : int((tokens != PADDING).sum())].tolist())
 
     def _batch(self, conversations: Sequence[Sequence[str]]) -> Batch:
@@ -202,7 +204,7 @@ class Responder:
 
 
 def _in_order(columns: Columns) -> Batch:
-    """All samples as one batch. Streams sort by length: the rows are put back into their order."""
+    """Return all samples as one batch, in their order, which a stream changes by sorting."""
     [batch] = Stream(columns, size=len(columns["index"]), shuffle=False).epoch()
     order = batch["index"].argsort()
     rows = {name: tensor[order] for name, tensor in batch.tensors.items()}
@@ -210,7 +212,7 @@ def _in_order(columns: Columns) -> Batch:
 
 
 def run_controls(run: Run) -> Mapping[str, Sequence[str]]:
-    """What a user may set for a run's answers, and to what."""
+    """Return the controls of a run's answers and their values."""
     variant = find_variant(run.variant)[0]
     if not issubclass(variant, DialogueVariant):
         return {}
@@ -220,7 +222,7 @@ def run_controls(run: Run) -> Mapping[str, Sequence[str]]:
 def check_controls(
     name_of: str, known: Mapping[str, Sequence[str]], controls: Mapping[str, str]
 ) -> None:
-    """Only what a model lets a user set, to what it may be set to."""
+    """Raise UsageError if a control or its value is unknown to the model."""
     for name, value in controls.items():
         if not known:
             raise UsageError(f"control '{name}': {name_of} has no controls")

@@ -1,8 +1,8 @@
-"""What Attune says of runs to MLflow: what one is, how it goes, what came of it.
+"""Runs in MLflow: settings, metrics, artifacts and models.
 
-Only the process that drives a run speaks to MLflow. Workers append lines to the run's metrics file,
-and a `Sender` passes them on: a store that is slow or away holds up nothing and loses nothing.
-Everything goes through a client with explicit run ids; MLflow's global state is left alone.
+Only the process that drives a run connects to MLflow. Workers append lines to the run's metrics
+file, and a `Sender` sends them: a slow or unreachable store delays nothing and loses nothing.
+All calls use a client with explicit run ids; MLflow's global state is not changed.
 """
 
 import attune.platform.tracking.environment  # noqa: F401 - before MLflow, which reads them

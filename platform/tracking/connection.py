@@ -1,4 +1,4 @@
-"""The way to the tracking store: where it is, how long to try, and its failures in words."""
+"""The connection to the tracking store: its address, timeouts and error messages."""
 
 import contextlib
 import fcntl
@@ -20,17 +20,17 @@ from attune.platform.tracking.run_metadata import describe_variant
 
 ADDRESS = "MLFLOW_TRACKING_URI"
 FAILURES = (MlflowException, SQLAlchemyError, OSError)
-"""What a store that is away, broken or unwilling shows itself by."""
+"""The exceptions of a store that is unreachable, damaged or refuses a request."""
 
 
 def store_uri() -> str:
-    """Where MLflow keeps what we tell it: a server, or a file under `ATTUNE_HOME`."""
+    """Return the address of the store: a server, or a file under `ATTUNE_HOME`."""
     return os.environ.get(ADDRESS) or f"sqlite:///{home() / 'mlflow.db'}"
 
 
 @contextlib.contextmanager
 def open_experiment(variant: str) -> Iterator[tuple[MlflowClient, str]]:
-    """A client of the store where new runs go, and the id of a variant's experiment there."""
+    """Connect to the store of new runs; yield a client and the id of a variant's experiment."""
     uri = store_uri()
     with explain_failures(uri):
         with (
@@ -43,8 +43,8 @@ def open_experiment(variant: str) -> Iterator[tuple[MlflowClient, str]]:
 
 
 def run_client(run: Run) -> tuple[MlflowClient, str]:
-    """A client of the store that a run is told of in, and the run's id there."""
-    assert run.run_id is not None, "start() comes first"
+    """Return a client of the store that a run is logged to, and the run's id there."""
+    assert run.run_id is not None, "start_run() comes first"
     uri = store_uri()
     address = uri if without_password(uri) == run.tracking else run.tracking
     return MlflowClient(tracking_uri=address), run.run_id
@@ -52,14 +52,14 @@ def run_client(run: Run) -> tuple[MlflowClient, str]:
 
 @contextlib.contextmanager
 def open_run(run: Run) -> Iterator[tuple[MlflowClient, str]]:
-    """The same, its failures understood."""
+    """Yield `run_client(run)`; a failure of the store becomes a UsageError."""
     with explain_failures(run.tracking):
         yield run_client(run)
 
 
 @contextlib.contextmanager
 def explain_failures(uri: str) -> Iterator[None]:
-    """A store's failure as something a user can act on."""
+    """Turn a failure of the store into a UsageError that says how to fix it."""
     try:
         yield
     except FAILURES as error:
@@ -77,7 +77,7 @@ def explain_failures(uri: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_store() -> Iterator[None]:
-    """One process at a time makes the local store's tables: of two, MLflow lets one fail."""
+    """Hold a lock: MLflow fails if two processes create the local store's tables at once."""
     home().mkdir(parents=True, exist_ok=True)
     with (home() / "mlflow.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -86,7 +86,7 @@ def _lock_store() -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_timeouts() -> Iterator[None]:
-    """For the first contact: be done in seconds, unless the user has set how long to try."""
+    """Fail within seconds on the first request, unless the user has set timeouts."""
     ours = {
         name: value for name, value in SHORT_TIMEOUTS.items() if os.environ[name] == DEFAULTS[name]
     }
@@ -95,7 +95,7 @@ def short_timeouts() -> Iterator[None]:
 
 
 def summarize_error(error: BaseException) -> str:
-    """What is at the bottom of it: MLflow wraps a refused connection in four lines of others."""
+    """Return one line about the root cause, which MLflow wraps in several exceptions."""
     deepest = error
     while (inner := deepest.__cause__ or deepest.__context__) is not None:
         deepest = inner
@@ -105,12 +105,12 @@ def summarize_error(error: BaseException) -> str:
 
 
 def without_password(text: str) -> str:
-    """An address as it may be shown and kept."""
+    """Return a text without the passwords in its addresses."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def _find_or_create_experiment(client: MlflowClient, uri: str, variant: str) -> str:
-    """The experiment of a variant: its id."""
+    """Return the id of a variant's experiment."""
     experiment: Experiment | None = client.get_experiment_by_name(variant)
     if experiment is None:
         server = uri.startswith(("http:", "https:"))  # which has its own place for artifacts

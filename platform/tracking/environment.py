@@ -1,12 +1,11 @@
-"""MLflow's environment variables: ours unless the user has set them."""
+"""MLflow's environment variables: our defaults unless the user has set them."""
 
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-# What MLflow does unless told otherwise: try for minutes, talk of itself, print links to stdout,
-# where our JSON goes, and report its use to its makers. Some of it is decided while it is imported,
-# so this module comes before it.
+# By default MLflow retries for minutes, logs verbosely, prints links to stdout, where our JSON
+# goes, and sends telemetry. It reads some variables when imported, so import this module first.
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
@@ -19,12 +18,12 @@ for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 
 SHORT_TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
-"""For the first contact."""
+"""For the first request."""
 
 
 @contextlib.contextmanager
 def temporary_variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables, which are read at each request, for a moment."""
+    """Set environment variables, which MLflow reads at each request, inside the `with`."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

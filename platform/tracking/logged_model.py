@@ -1,4 +1,4 @@
-"""What MLflow runs when somebody loads one of our models from it: `mlflow.pyfunc.load_model(...)`.
+"""The code of a logged model, run by `mlflow.pyfunc.load_model(...)`.
 
 MLflow copies this file beside the model's folder and executes the copy (a "model from code"), so
 that nothing is pickled.
@@ -15,7 +15,7 @@ from attune.platform.serving.responder import Responder
 
 
 class LoggedModel(PythonModel):
-    """Answers the conversations in the column `context`: lists of turns, or the one turn."""
+    """Answers the conversations in the column `context`: lists of turns, or single turns."""
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the weights once."""
@@ -27,7 +27,7 @@ class LoggedModel(PythonModel):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> list[str]:
-        """The greedy answer to each row."""
+        """Return the greedy answer to each row."""
         turns = pd.DataFrame(model_input)["context"]
         conversations = [[row] if isinstance(row, str) else list(row) for row in turns]
         return [answer.text for answer in self.responder.respond(conversations)]

@@ -1,4 +1,4 @@
-"""A run's model in MLflow: logged so that others can load it, and registered."""
+"""A run's model in MLflow: logged and registered."""
 
 import contextlib
 import tempfile
@@ -23,9 +23,9 @@ MODEL_CODE = Path(__file__).with_name("logged_model.py")
 
 
 def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
-    """Log the model as one that `mlflow.pyfunc.load_model` loads; register a finished run's."""
+    """Log the model for `mlflow.pyfunc.load_model`; register it if the run is finished."""
     variant, _ = find_variant(run.variant)
-    if not issubclass(variant, DialogueVariant):  # a classifier has no answers to be asked for
+    if not issubclass(variant, DialogueVariant):  # a classifier does not answer
         client.log_artifact(run_id, str(run.model))
         return None
     experiment = client.get_run(run_id).info.experiment_id
@@ -49,7 +49,7 @@ def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
             artifacts={"model": str(run.model)},
             signature=ModelSignature(Schema([context]), Schema([ColSpec(DataType.string)])),
             input_example=[{"context": ["My dog is ill."]}],
-            pip_requirements=["attune"],  # given, so that MLflow does not look for them with pip
+            pip_requirements=["attune"],  # set, so that MLflow does not infer them with pip
             mlflow_model=Model(place, run_id, model_uuid=model_id, model_id=model_id),
         )
         client.log_model_artifacts(model_id, str(path))
@@ -62,8 +62,8 @@ def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
 def add_version(
     client: MlflowClient, name: str, description: str, run: Run, model_id: str
 ) -> ModelVersion:
-    """Put a run's model into the registry, under a name that may be new."""
-    with contextlib.suppress(MlflowException):  # there already; else the next call says what is
+    """Register a run's model as a new version; create the registered model if needed."""
+    with contextlib.suppress(MlflowException):  # it exists; other errors recur in the next call
         client.create_registered_model(name, description=description)
     # A local registry finds the logged model in the store that the environment names.
     with temporary_variables({ADDRESS: client.tracking_uri}):

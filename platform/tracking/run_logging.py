@@ -1,4 +1,4 @@
-"""What is said of a run to MLflow: that it begins, goes on, what came of it."""
+"""Log runs to MLflow: start, resume and finish them, add evaluations and pictures."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ from attune.platform.tracking.models import log_model
 from attune.platform.tracking.sender import Sender
 
 MAX_PARAMS = 100
-"""What MLflow takes at once."""
+"""MLflow's limit per request."""
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 SAMPLES = "sample_answers.json"
 
@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 
 
 def start_run(run: Run, manifest: Mapping[str, Any]) -> Run:
-    """Tell MLflow of a new run and of all that it is made from; the run then knows its id."""
+    """Create a run in MLflow with its settings and data, and record its id in the run."""
     return create_run(run, manifest).update()
 
 
 def create_run(run: Run, manifest: Mapping[str, Any]) -> Run:
-    """The same, without writing to the run's folder, which may change meanwhile."""
+    """Create a run in MLflow without writing to its folder, which may change meanwhile."""
     with open_experiment(run.variant) as (client, experiment):
         tags = {**run_metadata.run_tags(run), MLFLOW_RUN_NOTE: run_metadata.run_note(run)}
         if run.parent is not None:
@@ -63,8 +63,10 @@ def create_run(run: Run, manifest: Mapping[str, Any]) -> Run:
 
 
 def start_group(name: str, params: Mapping[str, Any], first: Run, parent: str | None = None) -> str:
-    """Tell MLflow of a run whose parts are other runs (seeds, trials), of which one is given; its
-    id, for them to be its parts by."""
+    """Create the parent run of a group (seeds, trials) and return its id.
+
+    `first` is a run of the group, whose tags it takes.
+    """
     tags = run_metadata.run_tags(first)
     if parent is not None:
         tags[MLFLOW_PARENT_RUN_ID] = parent
@@ -81,7 +83,7 @@ def finish_group(
     group: str, status: Status, metrics: Mapping[str, float],
     tags: Mapping[str, str] | None = None, artifacts: Path | None = None,
 ) -> None:  # fmt: skip
-    """Say what came of the parts together; a folder's files go with it."""
+    """Log the results of a group and the files of a folder, and end its parent run."""
     uri = store_uri()
     try:
         with explain_failures(uri):
@@ -94,18 +96,18 @@ def finish_group(
                 client.log_artifacts(group, str(artifacts))
             client.set_terminated(group, STATUS[status])
     except UsageError as error:
-        log.warning("%s; what came of all parts together is not told", error)
+        log.warning("%s; the results of the group are not logged", error)
 
 
 def tag_run(run: Run, tags: Mapping[str, str]) -> None:
-    """Say something about a run."""
+    """Set tags of a run."""
     with open_run(run) as (client, run_id):
         for key, value in tags.items():
             client.set_tag(run_id, key, value)
 
 
 def reopen_run(run: Run) -> None:
-    """Say that a run goes on."""
+    """Set a resumed run's status to running."""
     with open_run(run) as (client, run_id):
         with short_timeouts():
             client.update_run(run_id, status=STATUS["running"])
@@ -115,19 +117,19 @@ def reopen_run(run: Run) -> None:
 
 
 def finish_run(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True) -> bool:
-    """Say what came of a run: outcome, best metrics, and, if `files` are wanted, sample answers,
-    last checkpoint, the model.
+    """Log the outcome and best metrics of a run, and with `files` sample answers, the last
+    checkpoint and the model.
 
-    A store that is away does not spoil the run: it returns False, and `flush` says it later. It may
-    be said again, too, by a run that was resumed.
+    Return False if the store is unreachable; `flush_run` logs it later. A resumed run may be
+    finished again.
     """
-    if answers is not None:  # kept in the folder, for `flush`
+    if answers is not None:  # kept in the folder, for `flush_run`
         _write_table(answers, run.folder / SAMPLES)
     try:
         with open_run(run) as (client, run_id):
             _log_outcome(client, run_id, run, files)
     except UsageError as error:
-        log.warning("%s; the end of run '%s' is not told yet", error, run.name)
+        log.warning("%s; the end of run '%s' is not logged yet", error, run.name)
         return False
     return True
 
@@ -158,7 +160,7 @@ def _log_best(client: MlflowClient, run_id: str, run: Run, model_id: str | None)
     best = {f"best_{name}": value for name, value in run.result.get("metrics", {}).items()}
     metrics = []
     for metric in run_metadata.to_metrics(best, now, step, model_id):
-        # At the time of the first time, what is said again does not count twice.
+        # With the first timestamp, a metric that is logged again is not stored twice.
         known = {m.step: m.timestamp for m in client.get_metric_history(run_id, metric.key)}
         when = known.get(step, now)
         metrics.append(Metric(metric.key, metric.value, when, step, model_id=model_id))
@@ -166,7 +168,7 @@ def _log_best(client: MlflowClient, run_id: str, run: Run, model_id: str | None)
 
 
 def _write_table(frame: pl.DataFrame, path: Path) -> None:
-    """As `MlflowClient.log_table` would, which appends where a run finishes a second time."""
+    """Write a table as `MlflowClient.log_table` does, which would append at a second finish."""
     frame = frame.with_columns(cs.by_dtype(pl.List(pl.String)).list.join("\n"))
     content = {"columns": frame.columns, "data": frame.rows()}
     path.write_text(json.dumps(content, default=str), encoding="utf-8")
@@ -177,7 +179,7 @@ def log_evaluation(
 ) -> None:
     """Add the metrics and the answers of `attune evaluate` to a run.
 
-    `test/bleu` is of greedy answers, `test-beam/bleu` of beam search's: both can be looked at.
+    `test/bleu` is of greedy answers, `test-beam/bleu` of beam search's: both are kept.
     """
     group = split if decode == "greedy" else f"{split}-{decode}"
     named = {f"{group}/{name}": value for name, value in metrics.items()}
@@ -190,7 +192,7 @@ def log_evaluation(
 
 
 def log_picture(run: Run, path: Path, metrics: Mapping[str, float]) -> None:
-    """Add a picture, and what it shows in numbers, to a run."""
+    """Add a picture and its metrics to a run."""
     step, now = run.result.get("best_step") or 0, run_metadata.current_milliseconds()
     with open_run(run) as (client, run_id):
         client.log_batch(run_id, metrics=list(run_metadata.to_metrics(metrics, now, step)))
@@ -198,12 +200,12 @@ def log_picture(run: Run, path: Path, metrics: Mapping[str, float]) -> None:
 
 
 def flush_run(run: Run, timeout: float) -> int:
-    """Send what a past run left behind; returns the number of lines that are still not sent."""
+    """Send the unsent metrics of a past run; return the number of lines that are still unsent."""
     with Sender(run) as sender:
         left = sender.close(timeout)
     if not left and run.status != "running":
         with open_run(run) as (client, run_id):
             known = client.get_run(run_id).info.status
-        if known == STATUS["running"]:  # the store was away when the run ended
+        if known == STATUS["running"]:  # the store was unreachable when the run ended
             finish_run(run)
     return left

@@ -1,4 +1,4 @@
-"""A run in MLflow's terms: tags, parameters, data sets, metrics, and a note for people."""
+"""The metadata of a run in MLflow: tags, parameters, datasets, metrics and a note."""
 
 import json
 import math
@@ -21,7 +21,7 @@ PACKAGES = ("attune", "torch", "ray", "deepspeed", "mlflow", "polars")
 
 
 def run_tags(run: Run) -> dict[str, str]:
-    """What runs are searched by."""
+    """Return the tags that runs are searched by."""
     tags = {
         MLFLOW_GIT_COMMIT: run.commit,
         MLFLOW_SOURCE_NAME: run.command,
@@ -34,13 +34,13 @@ def run_tags(run: Run) -> dict[str, str]:
 
 
 def job_tags(job: str, dashboard: str) -> dict[str, str]:
-    """The Ray job that a run or sweep is in; by its metadata the job knows the run or sweep."""
+    """Return the tags with the Ray job of a run or sweep."""
     tags = {"ray_job": job, "ray_dashboard": dashboard}
     return {key: value for key, value in tags.items() if value}
 
 
 def describe_variant(name: str) -> str:
-    """A variant in words."""
+    """Describe a variant in Markdown: system, ablation and paper."""
     variant, fixed = find_variant(name)
     reduced = ", ".join(f"{key}={format_value(value)}" for key, value in fixed.items())
     ablation = f", reduced by {reduced}" if reduced else ""
@@ -48,7 +48,7 @@ def describe_variant(name: str) -> str:
 
 
 def run_note(run: Run) -> str:
-    """What MLflow shows above all else."""
+    """Return the description of a run that MLflow shows first."""
     data = run.data
     harvest = data.get("harvest")
     return "\n".join(
@@ -69,7 +69,7 @@ def run_note(run: Run) -> str:
 
 
 def describe_outcome(run: Run) -> str:
-    """What came of a run, in a line."""
+    """Describe the outcome of a run in one line."""
     if run.status == "running":
         return "still running"
     result = run.result
@@ -84,7 +84,7 @@ def describe_outcome(run: Run) -> str:
 
 
 def run_params(run: Run) -> dict[str, str]:
-    """Settings by the names of `--set`, and what else was asked for by the names of its options."""
+    """Return the settings by their names after `--set`, and the options by their names."""
     asked = {
         "preset": run.preset,
         "seed": run.seed,
@@ -108,14 +108,14 @@ def _flatten(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[st
 
 
 def format_value(value: Any) -> str:
-    """As it is typed after `--set`, as much of it as MLflow keeps."""
+    """Return a value as typed after `--set`, cut to MLflow's maximum length."""
     if value is None:
         return "none"
     return (value if isinstance(value, str) else json.dumps(value))[:MAX_VALUE_LENGTH]
 
 
 def run_datasets(run: Run, manifest: Mapping[str, Any]) -> Iterator[DatasetInput]:
-    """The data that a run learns from, and the unpaired text beside them."""
+    """Yield the training data of a run, and its unpaired text if it has some."""
     counts = {name: split["samples"] for name, split in manifest.get("splits", {}).items()}
     yield _dataset_input(
         run.data["name"], run.data, {"num_rows": counts.get("train"), "samples": counts}, "training"
@@ -139,7 +139,7 @@ def _dataset_input(
 
 
 def describe_environment() -> dict[str, Any]:
-    """What a run is computed with."""
+    """Return the versions of Python and the packages, the platform and the number of CPUs."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -151,7 +151,7 @@ def describe_environment() -> dict[str, Any]:
 def to_metrics(
     values: Mapping[str, float | None], when: int, step: int, model_id: str | None = None
 ) -> Iterator[Metric]:
-    """Numbers of one step; what is none is left out."""
+    """Yield the metrics of one step without those that are None."""
     for key, value in values.items():
         if isinstance(value, int | float):
             # MLflow would store the largest number for infinity, which flattens its chart.
@@ -160,5 +160,5 @@ def to_metrics(
 
 
 def current_milliseconds() -> int:
-    """Now, as MLflow counts."""
+    """Return the current time in MLflow's unit."""
     return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Metrics on their way from a run's file to the store, whatever the store does."""
+"""Send the metrics of a run's file to the store, and retry while it is unreachable."""
 
 import json
 import logging
@@ -17,9 +17,9 @@ from attune.platform.tracking.connection import run_client, summarize_error
 from attune.platform.tracking.run_metadata import to_metrics
 
 MAX_METRICS = 1000
-"""What MLflow takes at once."""
+"""MLflow's limit per request."""
 PAUSE, MAX_PAUSE = 1.0, 60.0
-"""Seconds between reads of the metrics file; between tries while the store is away, at most."""
+"""Seconds between reads of the metrics file; at most between retries."""
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 class Sender:
     """Sends what a run logs, each step of each metric once, from a thread of its own.
 
-    Whatever the store does, training does not notice: what could not be sent is tried again.
-    Leaving the `with` waits for no store that is away; `close` does, and says how much is left.
+    Failures of the store do not affect training: what could not be sent is retried. Leaving the
+    `with` does not wait for an unreachable store; `close` does, and returns how much is left.
     """
 
     def __init__(self, run: Run):
         self.run = run
         self._reader = _LineReader(run.metrics_file)
         self._sent: dict[str, set[int]] = {}
-        """By metric, the steps that the store has."""
+        """The steps that the store has, by metric."""
         self._closing, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(
             target=self._send_until_closed, name="tracking", daemon=True
@@ -55,7 +55,7 @@ class Sender:
         self._thread.join(PAUSE)
 
     def close(self, timeout: float) -> int:
-        """Send the rest, for at most so many seconds; returns how many lines are not sent."""
+        """Send the rest within `timeout` seconds; return the number of unsent lines."""
         self._closing.set()
         self._thread.join(timeout)
         self._abandoned.set()
@@ -67,17 +67,17 @@ class Sender:
     def _send_until_closed(self) -> None:
         pause = PAUSE
         while not self._abandoned.is_set():
-            closing = self._closing.is_set()  # asked first: what is written until then is sent
+            closing = self._closing.is_set()  # read first: all that was written before is sent
             try:
                 self._send()
-            except Exception as error:  # whatever it is, training goes on
+            except Exception as error:  # whatever it is, training continues
                 if pause == PAUSE:
                     log.warning(
                         "the tracking store %s does not answer (%s): metrics are kept in %s and "
                         "sent when it does",
                         self.run.tracking, summarize_error(error), self.run.metrics_file,
                     )  # fmt: skip
-                # It may have stored what it did not confirm: ask again what it has.
+                # It may have stored what it did not confirm: query its steps again.
                 self._sent.clear()
                 pause = min(2 * pause, MAX_PAUSE)
                 if closing:
@@ -125,26 +125,26 @@ class Sender:
 
 
 class _LineReader:
-    """The whole lines of a growing file, from its beginning again where it was written anew."""
+    """Reads the complete lines of a growing file; starts over if the file was rewritten."""
 
     def __init__(self, path: Path):
         self.path = path
         self._end, self._last = 0, b""
 
     def read_new(self) -> list[bytes]:
-        """All behind the last line that was taken."""
+        """Return all lines after the current position."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._end - len(self._last))
                 if file.read(len(self._last)) != self._last:
                     self._end, self._last = 0, b""
                     file.seek(0)
-                return [line for line in file if line.endswith(b"\n")]  # the last may be half
+                return [line for line in file if line.endswith(b"\n")]  # the last may be incomplete
         except FileNotFoundError:
             return []
 
     def advance(self, line: bytes) -> None:
-        """Go on behind this line, the first of `new`."""
+        """Move the position past this line, the first of `read_new`."""
         self._end += len(line)
         self._last = line
 
@@ -153,5 +153,5 @@ def _parse_line(line: bytes) -> list[Metric]:
     try:
         content = json.loads(line)
         return list(to_metrics(content["metrics"], content["time"], content["step"]))
-    except (ValueError, KeyError, TypeError):  # what a worker that died has left of a line
+    except (ValueError, KeyError, TypeError):  # a partial line of a worker that died
         return []
