@@ -60,7 +60,7 @@ class Responder:
         batch = self._batch(conversations)
         self._check(controls)
         responses = decode(self.variant, batch, decoding, controls)
-        explanations = self._explained(batch, responses)
+        explanations = self._explain(batch, responses)
         seconds = (time.perf_counter() - started) / max(len(conversations), 1)
         return [
             Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
@@ -72,12 +72,12 @@ class Responder:
 
         The scores are empty if it has no critics or no turn follows.
         """
-        batch = _in_order(self.model.columns(samples))
+        batch = _make_batch(self.model.columns(samples))
         answers = decode(self.variant, batch, Decoding())
         people = [row[row != PADDING].tolist()[:-1] for row in batch["response"]]  # without <eos>
         answer_explanations, person_explanations = (
-            self._explained(batch, answers),
-            self._explained(batch, people),
+            self._explain(batch, answers),
+            self._explain(batch, people),
         )
         return [
             {
@@ -85,10 +85,10 @@ class Responder:
                 "response": row["response"],
                 "next_turn": row["next_turn"],
                 "answer": self._text(answer),
-                "scores": dict(own.scores or {}),
-                "person_scores": dict(person.scores or {}),
+                "scores": dict(answer_explanation.scores or {}),
+                "person_scores": dict(person_explanation.scores or {}),
             }
-            for row, answer, own, person in zip(
+            for row, answer, answer_explanation, person_explanation in zip(
                 samples.iter_rows(named=True),
                 answers,
                 answer_explanations,
@@ -123,35 +123,35 @@ class Responder:
         started = time.perf_counter()
         self._check(controls)
         batch = self._batch([conversation])
-        [explanation] = self._explained(batch, [[]])
-        coming = stream(self.variant, batch, decoding, controls)
+        [explanation] = self._explain(batch, [[]])
+        token_stream = stream(self.variant, batch, decoding, controls)
         tokens: list[int] = []
         seconds = 0.0
         while True:
             seconds += time.perf_counter() - started
             yield Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
             started = time.perf_counter()
-            token = next(coming, None)
+            token = next(token_stream, None)
             if token is None:
                 break
             tokens.append(token)
-        [explanation] = self._explained(batch, [tokens])
+        [explanation] = self._explain(batch, [tokens])
         seconds += time.perf_counter() - started
         yield Answer(text=self._text(tokens), seconds=seconds, explanation=explanation)
 
     @torch.no_grad()
-    def _explained(self, batch: Batch, answers: Sequence[Sequence[int]]) -> list[Explanation]:
+    def _explain(self, batch: Batch, answers: Sequence[Sequence[int]]) -> list[Explanation]:
         """Return the explanation of each answer, with the words that its values refer to."""
         end = self.variant.data_info.specials[END]
         responses = [torch.tensor([*answer, end]) for answer in answers]
         padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=PADDING)
         answered = dataclasses.replace(batch, tensors={**batch.tensors, "response": padded})
         return [
-            self._worded(explanation, batch, row, answers[row])
+            self._add_words(explanation, batch, row, answers[row])
             for row, explanation in enumerate(self.variant.explain(answered))
         ]
 
-    def _worded(
+    def _add_words(
         self, explanation: Explanation, batch: Batch, row: int, answer: Sequence[int]
     ) -> Explanation:
         """Return an explanation with the words that its values refer to."""
@@ -193,7 +193,7 @@ class Responder:
         )
         if self.labeller is not None:
             samples = add_context_labels(self.labeller, samples)
-        return _in_order(self.model.columns(samples))
+        return _make_batch(self.model.columns(samples))
 
     def _check(self, controls: Mapping[str, str] | None) -> None:
         known = self.variant.controls_with(self.variant.config)
@@ -203,7 +203,7 @@ class Responder:
         return readable(self.model.vocabulary.decode(tokens))
 
 
-def _in_order(columns: Columns) -> Batch:
+def _make_batch(columns: Columns) -> Batch:
     """Return all samples as one batch, in their order, which a stream changes by sorting."""
     [batch] = Stream(columns, size=len(columns["index"]), shuffle=False).epoch()
     order = batch["index"].argsort()
@@ -220,12 +220,12 @@ def run_controls(run: Run) -> Mapping[str, Sequence[str]]:
 
 
 def check_controls(
-    name_of: str, known: Mapping[str, Sequence[str]], controls: Mapping[str, str]
+    model_name: str, known: Mapping[str, Sequence[str]], controls: Mapping[str, str]
 ) -> None:
     """Raise UsageError if a control or its value is unknown to the model."""
     for name, value in controls.items():
         if not known:
-            raise UsageError(f"control '{name}': {name_of} has no controls")
+            raise UsageError(f"control '{name}': {model_name} has no controls")
         if name not in known:
             raise UsageError(unknown_choice("control", name, known))
         if value not in known[name]:
