@@ -145,7 +145,7 @@ def curate(
     screen = console(as_json)
     _show_statistics(screen, manifest["statistics"])
     _show_steps(screen, manifest["steps"])
-    rejected = dataset_folder.rejected(out, manifest)
+    rejected = dataset_folder.summarize_rejects(out, manifest)
     if rejected["rows"]:
         where = rejected["file"]
         screen.print(f"set aside: {rejected['rows']:,} damaged files, listed in {where}")

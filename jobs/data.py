@@ -91,7 +91,7 @@ def prepare_command(
                 "hash": manifest["hash"],
                 "format": manifest["format"],
                 "splits": manifest["splits"],
-                "rejected": dataset_folder.rejected(out, manifest),
+                "rejected": dataset_folder.summarize_rejects(out, manifest),
             }
         )
 
@@ -189,7 +189,7 @@ def harvest_command(
                 "threshold": threshold,
                 "streams": streams,
                 "harvest": manifest["harvest"],
-                "rejected": dataset_folder.rejected(out, manifest),
+                "rejected": dataset_folder.summarize_rejects(out, manifest),
             }
         )
 

@@ -121,7 +121,7 @@ DIALOG_STEPS: dict[str, Callable[[Sequence[str]], bool]] = {
 STEPS = (*LINE_STEPS, *TURN_STEPS, *DIALOG_STEPS, DUPLICATES)
 
 
-def chosen(without: Iterable[str]) -> tuple[str, ...]:
+def select_steps(without: Iterable[str]) -> tuple[str, ...]:
     """All steps but those, in their order."""
     left_out = set(without)
     for name in sorted(left_out - set(STEPS)):
@@ -177,7 +177,7 @@ def count_tokens(text: str) -> int:
     return len(_TOKEN.findall(text))
 
 
-def key_of(texts: Sequence[str]) -> int:
+def dialog_key(texts: Sequence[str]) -> int:
     """The same number for dialogs that say the same words, however they are punctuated."""
     words = " / ".join(" ".join(re.findall(r"\w+", text.lower())) for text in texts)
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), signed=True)

@@ -32,10 +32,10 @@ from attune.platform.curation import subtitles, turns
 from attune.platform.curation.cleaning import (
     DUPLICATES,
     Cleaning,
-    chosen,
     count_tokens,
-    key_of,
+    dialog_key,
     names_speaker,
+    select_steps,
 )
 from attune.platform.curation.subtitles import Line
 from attune.platform.curation.turns import Turns, gap_between
@@ -43,11 +43,11 @@ from attune.platform.data.conversations import LISTENER, SPEAKER, split_by_hash
 from attune.platform.data.dataset_folder import (
     REJECTS,
     OutputFolder,
-    content,
     find_existing,
+    serialize_rows,
     write_manifest,
 )
-from attune.platform.data.files import ParquetWriter, chunked, ending
+from attune.platform.data.files import ParquetWriter, chunked, extension
 from attune.platform.services import cluster
 from attune.platform.services.tasks import run_file_tasks
 
@@ -176,7 +176,7 @@ def _rows(
         counts.cut.add(texts)
         for start, end in cleaning.pieces(texts):
             counts.cleaned.add(texts[start:end])
-            key = key_of(texts[start:end])
+            key = dialog_key(texts[start:end])
             for place, turn in enumerate(dialog[start:end]):
                 role = LISTENER if place % 2 else SPEAKER
                 times = (turn.start, turn.end)
@@ -250,7 +250,7 @@ def curate(
         raise UsageError(f"--gap {gap}: seconds above 0 are expected")
     if model is not None:
         turns.load(model)  # refused here, and not in a task
-    steps = chosen(without)
+    steps = select_steps(without)
     files = _files(sources)
     maker = {
         "sources": [str(source) for source in sources],
@@ -310,10 +310,10 @@ def _files(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
         root = source.parent if source.is_file() else source
         for path in subtitles.find(source):
             name = path.relative_to(root).as_posix().encode(errors="replace").decode()
-            name = name[: name.lower().rindex(ending(path))]
+            name = name[: name.lower().rindex(extension(path))]
             files.append((str(path.resolve()), name))
     if not files:
-        wanted = ", ".join(subtitles.ENDINGS)
+        wanted = ", ".join(subtitles.EXTENSIONS)
         raise UsageError(
             f"no subtitles in {', '.join(map(str, sources))}: files that end in {wanted} (or with "
             f".gz behind) are read, in folders inside folders too"
@@ -352,7 +352,7 @@ def _write(parts: Sequence[Path], folder: Path, maker: dict[str, Any]) -> dict[s
                 rows = rows.filter(keep)
             start += int(begins.sum())
             rows = rows.select(_ROWS.names())
-            digest.update(content(rows))
+            digest.update(serialize_rows(rows))
             dialogs.write(rows)
     kept = Size(
         dialogs=counts.cleaned.dialogs - again.dialogs,

@@ -16,11 +16,11 @@ import polars as pl
 
 from attune.platform.core.errors import DataError
 from attune.platform.core.files import open_bytes
-from attune.platform.data.files import ending
-from attune.platform.data.readers.edos import detokenized
+from attune.platform.data.files import extension
+from attune.platform.data.readers.edos import detokenize_column
 
 OPUS, SRT = ".xml", ".srt"
-ENDINGS = (OPUS, SRT)
+EXTENSIONS = (OPUS, SRT)
 _CLOCK = re.compile(r"(\d+):(\d+):(\d+)[,.](\d+)")
 _SHOWN = re.compile(rf"^\s*({_CLOCK.pattern})\s*-->\s*({_CLOCK.pattern})")
 _DASH = re.compile(r"^\s*[-\u2013\u2014](?![-\u2013\u2014])")
@@ -38,13 +38,15 @@ class Line:
 def find(source: Path) -> list[Path]:
     """The subtitles in a folder and in the folders inside it, by name; or the one file."""
     if source.is_file():
-        return [source] if ending(source) in ENDINGS else []
-    return sorted(path for path in source.rglob("*") if path.is_file() and ending(path) in ENDINGS)
+        return [source] if extension(source) in EXTENSIONS else []
+    return sorted(
+        path for path in source.rglob("*") if path.is_file() and extension(path) in EXTENSIONS
+    )
 
 
 def read(path: Path) -> list[Line]:
     """The lines of a file; a DataError where it is damaged or has none."""
-    lines = _opus(path) if ending(path) == OPUS else list(_srt(path))
+    lines = _opus(path) if extension(path) == OPUS else list(_srt(path))
     if not lines:
         raise DataError(f"{path}: no subtitles in it")
     return lines
@@ -84,7 +86,7 @@ def _sentence(element: ET.Element) -> Line | None:
 
 def _joined_tokens(lines: list[Line]) -> list[Line]:
     texts = pl.DataFrame({"text": [line.text for line in lines]}, schema={"text": pl.String})
-    joined = texts.select(detokenized(pl.col("text"))).to_series()
+    joined = texts.select(detokenize_column(pl.col("text"))).to_series()
     return [
         Line(text=text, start=line.start, end=line.end)
         for text, line in zip(joined, lines, strict=True)

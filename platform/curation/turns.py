@@ -29,7 +29,7 @@ from attune.platform.curation.subtitles import Line
 from attune.platform.data.conversations import (
     SPLITS,
     Checker,
-    divide,
+    separate_rejects,
     split_by_hash,
     whole_conversations,
 )
@@ -40,8 +40,8 @@ PUBLISHED = 0.7669
 SENTENCES, UTTERANCES = "sentences", "utterances"
 LONGEST_GAP = 5.0
 _FORMAT = "attune-turns-1"
-_STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3)
-_LEAST = 2
+_REGULARIZATION = (0.003, 0.01, 0.03, 0.1, 0.3)
+_MIN_COUNT = 2
 """How often something must occur to be weighed."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|\d+")
 _PRONOUNS = {
@@ -64,7 +64,7 @@ def features(first: Line, second: Line, usual_gap: float) -> dict[str, float]:
     end, begin = _end(first.text), _begin(second.text)
     gap = gap_between(first, second)
     values: dict[str, float] = {
-        "gap": usual_gap if gap is None else _squeezed(gap),
+        "gap": usual_gap if gap is None else _compress_gap(gap),
         "length 1": math.log1p(len(one)) / 3,
         "length 2": math.log1p(len(two)) / 3,
         "shared": len(set(one) & set(two)) / (1 + min(len(one), len(two))),
@@ -90,7 +90,7 @@ def gap_between(first: Line, second: Line) -> float | None:
     return second.start - first.end
 
 
-def _squeezed(gap: float) -> float:
+def _compress_gap(gap: float) -> float:
     return math.log1p(min(max(gap, 0.0), LONGEST_GAP))
 
 
@@ -153,7 +153,7 @@ def load(path: Path) -> Turns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class LabelledPairs:
     """Pairs of neighbouring lines, and whether the speaker changes between them."""
 
     pairs: list[Pair]
@@ -171,19 +171,19 @@ def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) 
 
     if lines not in (SENTENCES, UTTERANCES):
         raise UsageError(f"--lines {lines}: choose {SENTENCES} or {UTTERANCES}")
-    known = _known(source, form, lines)
+    known = _read_pairs(source, form, lines)
     gaps = [gap_between(*pair) for pair in known["train"].pairs]
-    times = [_squeezed(gap) for gap in gaps if gap is not None]
+    times = [_compress_gap(gap) for gap in gaps if gap is not None]
     usual_gap = round(sum(times) / len(times), 6) if times else 0.0
     shown = [features(*pair, usual_gap) for pair in known["train"].pairs]
     common = Counter(name for one in shown for name in one)
-    shown = [{n: v for n, v in one.items() if common[n] >= _LEAST} for one in shown]
+    shown = [{n: v for n, v in one.items() if common[n] >= _MIN_COUNT} for one in shown]
     table = DictVectorizer()
     inputs = table.fit_transform(shown)
     for part in ("indices", "indptr"):  # liblinear takes no wider numbers
         setattr(inputs, part, getattr(inputs, part).astype("int32"))
     tried = []
-    for strength in _STRENGTHS:
+    for strength in _REGULARIZATION:
         machine = LinearSVC(C=strength, random_state=seed, max_iter=5000)
         machine.fit(inputs, known["train"].changes)
         weights = zip(table.get_feature_names_out(), machine.coef_[0], strict=True)
@@ -201,7 +201,7 @@ def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) 
     return best
 
 
-def scores(predictions: Sequence[bool], known: Known) -> dict[str, float]:
+def scores(predictions: Sequence[bool], known: LabelledPairs) -> dict[str, float]:
     """Accuracy, its mean over changed and same, and the F1 of same, where lines are joined."""
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 
@@ -213,11 +213,11 @@ def scores(predictions: Sequence[bool], known: Known) -> dict[str, float]:
     }
 
 
-def _predict(turns: Turns, known: Known) -> list[bool]:
+def _predict(turns: Turns, known: LabelledPairs) -> list[bool]:
     return [turns.changes(*pair) for pair in known.pairs]
 
 
-def _report(turns: Turns, known: dict[str, Known]) -> dict[str, Any]:
+def _report(turns: Turns, known: dict[str, LabelledPairs]) -> dict[str, Any]:
     test = known["test"]
     return {
         "pairs": {split: len(one.pairs) for split, one in known.items()},
@@ -227,12 +227,12 @@ def _report(turns: Turns, known: dict[str, Known]) -> dict[str, Any]:
     }
 
 
-def _known(source: str, form: str, lines: str) -> dict[str, Known]:
+def _read_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
     files = Source(source, form)
-    splits = {split: Known(pairs=[], changes=[]) for split in SPLITS}
+    splits = {split: LabelledPairs(pairs=[], changes=[]) for split in SPLITS}
     checker = Checker(files.reader.EMOTION_LABELS, any_emotion=True)
     for frame in whole_conversations(files.read(Counter())):
-        usable, _ = divide(checker.check(frame))
+        usable, _ = separate_rejects(checker.check(frame))
         spoken = usable.filter(pl.col("speaker").is_not_null())
         for conversation in spoken.partition_by("conversation_id", maintain_order=True):
             episode = conversation["episode"][0] or conversation["conversation_id"][0]

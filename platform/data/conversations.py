@@ -1,8 +1,8 @@
-"""The one frame that every reader makes: an utterance a row, a conversation's rows together.
+"""The schema of conversations, which every reader returns: one row per utterance; row checks.
 
-Readers do not raise for a bad row: they set its `problem`. `check` adds what can be judged the
-same way for all formats, and `divide` sets whole conversations aside, because a conversation that
-lost a turn would give samples whose context is silently wrong. A problem reads "kind: details" or
+Readers do not raise for a bad row: they set its `problem`. `Checker.check` adds the checks that are
+the same for all formats, and `separate_rejects` rejects whole conversations, because one that lost
+a turn would give samples with a wrong context. A problem reads "kind: details" or
 "kind 'name': details", so that rejects can be counted by kind.
 """
 
@@ -81,7 +81,7 @@ def whole_conversations(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame
         yield held
 
 
-SPOILT = "belongs to a spoilt conversation"
+IN_REJECTED_CONVERSATION = "belongs to a spoilt conversation"
 
 
 class Checker:
@@ -108,8 +108,10 @@ class Checker:
             conversation_id=pl.when(inside).then(name.forward_fill()).otherwise(name)
         )
         frame = frame.with_columns(block=_blocks(frame))
-        frame = frame.with_columns(again=self._again(frame))
-        names = {e: unknown_choice("emotion", e, self.emotions) for e in self._strange(frame)}
+        frame = frame.with_columns(again=self._is_repeated(frame))
+        names = {
+            e: unknown_choice("emotion", e, self.emotions) for e in self._unknown_emotions(frame)
+        }
         expected = pl.col("turn").is_not_null().cum_sum().over("block").cast(pl.Int64) - 1
         problems = [
             (pl.col("conversation_id").is_null(), pl.lit("no conversation id")),
@@ -158,13 +160,13 @@ class Checker:
             problem = pl.when(problem.is_null() & wrong).then(words).otherwise(problem)
         return frame.with_columns(problem=problem).drop("again")
 
-    def _strange(self, frame: pl.DataFrame) -> list[str]:
+    def _unknown_emotions(self, frame: pl.DataFrame) -> list[str]:
         if self.any_emotion:
             return []
         present = frame["emotion"].drop_nulls().unique()
         return sorted(set(present) - self.emotions)
 
-    def _again(self, frame: pl.DataFrame) -> pl.Series:
+    def _is_repeated(self, frame: pl.DataFrame) -> pl.Series:
         """Which rows belong to a conversation that had already ended."""
         blocks = frame.group_by("block", maintain_order=True).agg(
             pl.col("conversation_id").first(), pl.len()
@@ -191,18 +193,18 @@ def _blocks(frame: pl.DataFrame) -> pl.Series:
     return frame.select(begins.cum_sum()).to_series()
 
 
-def kind_of(problem: str) -> str:
+def problem_kind(problem: str) -> str:
     """What a problem is counted under: `unknown emotion` for `unknown emotion 'happi': ...`."""
     return re.split(r"[:'(]", problem, maxsplit=1)[0].strip()
 
 
-def divide(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def separate_rejects(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """(usable conversations, rejected rows with their reasons) of a checked frame."""
     spoilt_by = pl.col("row").filter(pl.col("problem").is_not_null()).first().over("block")
     problem = pl.coalesce(
         "problem",
         pl.when(spoilt_by.is_not_null() & pl.col("conversation_id").is_not_null()).then(
-            pl.format(SPOILT + ": '{}', see row {}", "conversation_id", spoilt_by)
+            pl.format(IN_REJECTED_CONVERSATION + ": '{}', see row {}", "conversation_id", spoilt_by)
         ),
     )
     marked = checked.with_columns(problem=problem).drop("block")

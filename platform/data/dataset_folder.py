@@ -19,7 +19,7 @@ import polars as pl
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.files import checksum
 from attune.platform.data.conversations import CAUSE_STREAMS, LABELLED, SPLITS, UNPAIRED
-from attune.platform.data.samples import alone, utterances
+from attune.platform.data.samples import extract_utterances, utterance_samples
 from attune.platform.data.sources import OWN_FILES, Source
 
 STREAMS = (*SPLITS, *UNPAIRED)
@@ -54,8 +54,8 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     return complete
 
 
-def rejected(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """How many rows of files were set aside, why, and where they are listed."""
+def summarize_rejects(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the number of rejected rows, the reasons, and the path of the file that lists them."""
     rejects: dict[str, Any] = manifest["rejected"]
     return {**rejects, "file": str(folder / rejects["file"]) if rejects["file"] else None}
 
@@ -101,17 +101,17 @@ def read_labelled_utterances(folder: Path, split: str) -> pl.DataFrame:
     stream = LABELLED[split]
     if stream in read_manifest(folder)["splits"]:
         return read_samples(folder, stream)
-    labelled = utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
+    labelled = extract_utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
     if labelled.is_empty():
         raise UsageError(
             f"'{folder}': no utterance of {split} has a label: use data that do, such as "
             f"EmpatheticIntents or 'bundled', or add labels with 'attune annotate emotions RUN "
             f"--data {folder}'"
         )
-    return alone(labelled)
+    return utterance_samples(labelled)
 
 
-def content(rows: pl.DataFrame) -> bytes:
+def serialize_rows(rows: pl.DataFrame) -> bytes:
     """What a stream's hash is of: not the file, since another writer's bytes are the same samples.
 
     Pieces of a stream, one after the other, are the whole.

@@ -21,13 +21,13 @@ from attune.platform.core.errors import DataError
 from attune.platform.core.files import open_bytes
 
 ROWS_AT_A_TIME = 50_000
-ENDINGS = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
+EXTENSIONS = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 T = TypeVar("T")
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "val": "valid", "test": "test"}
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # how surrogateescape keeps what is not UTF-8
 
 
-def ending(path: Path) -> str:
+def extension(path: Path) -> str:
     """`.csv` for `Train.CSV.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
@@ -51,7 +51,7 @@ def lines(path: Path) -> Iterator[pl.DataFrame]:
         while chunk := stream.readlines(ROWS_AT_A_TIME * 256):
             if row == 0:
                 chunk[0] = chunk[0].removeprefix(b"\xef\xbb\xbf")
-            texts, problems, raws = zip(*map(_decoded, chunk), strict=True)
+            texts, problems, raws = zip(*map(_decode_line, chunk), strict=True)
             yield pl.DataFrame(
                 {
                     "row": range(row + 1, row + 1 + len(chunk)),
@@ -83,7 +83,7 @@ class Record:
 def read_header(path: Path) -> list[str]:
     """The column names of a CSV."""
     with open_bytes(path) as stream:
-        return _header(path, csv.reader(_decoded_lines(stream)))
+        return _header(path, csv.reader(_decode_lines(stream)))
 
 
 def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
@@ -93,13 +93,13 @@ def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
     """
     csv.field_size_limit(2**31 - 1)
     with open_bytes(path) as stream:
-        reader = csv.reader(_decoded_lines(stream), strict=True)
+        reader = csv.reader(_decode_lines(stream), strict=True)
         header = _header(path, reader)
         missing = sorted(set(required) - set(header))
         if missing:
             raise DataError(
-                f"{path}, row 1: column {_listed(missing)} is missing; the header has "
-                f"{_listed(header)}"
+                f"{path}, row 1: column {_quote_names(missing)} is missing; the header has "
+                f"{_quote_names(header)}"
             )
         while True:
             row = reader.line_num + 1
@@ -174,7 +174,7 @@ def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
         raise DataError(f"{path}, row 1: not readable as CSV: {error}") from None
 
 
-def _decoded(line: bytes) -> tuple[str | None, str | None, str | None]:
+def _decode_line(line: bytes) -> tuple[str | None, str | None, str | None]:
     try:
         return line.rstrip(b"\r\n").decode("utf-8"), None, None
     except UnicodeDecodeError as error:
@@ -182,7 +182,7 @@ def _decoded(line: bytes) -> tuple[str | None, str | None, str | None]:
         return None, _not_utf8(line[error.start], error.start), raw
 
 
-def _decoded_lines(stream: IO[bytes]) -> Iterator[str]:
+def _decode_lines(stream: IO[bytes]) -> Iterator[str]:
     for number, line in enumerate(stream):
         text = line.decode("utf-8", errors="surrogateescape")
         yield text.removeprefix("\ufeff") if number == 0 else text
@@ -201,5 +201,5 @@ def _not_utf8(byte: int, position: int) -> str:
     return f"not UTF-8 (byte 0x{byte:02x} at position {position}): save the file as UTF-8"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)

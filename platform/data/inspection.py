@@ -9,7 +9,12 @@ import numpy.typing as npt
 import polars as pl
 
 from attune.platform.data.conversations import LABELLED, SPLITS
-from attune.platform.data.dataset_folder import TOKENS, read_manifest, read_samples, rejected
+from attune.platform.data.dataset_folder import (
+    TOKENS,
+    read_manifest,
+    read_samples,
+    summarize_rejects,
+)
 
 PERCENTILES = (10, 50, 90, 99)
 
@@ -27,7 +32,7 @@ def inspect(folder: Path, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
         "format": manifest["format"],
         "splits": manifest["splits"],
         "tolerated": manifest["tolerated"],
-        "rejected": rejected(folder, manifest),
+        "rejected": summarize_rejects(folder, manifest),
         "emotions": _emotions(splits),
         "lengths": _lengths(shown),
         "vocabulary": {

@@ -28,12 +28,12 @@ from attune.platform.core.home import home
 from attune.platform.data import bundled
 from attune.platform.data.conversations import (
     CAUSE_STREAMS,
+    IN_REJECTED_CONVERSATION,
     LABELLED,
     SPLITS,
-    SPOILT,
     Checker,
-    divide,
-    kind_of,
+    problem_kind,
+    separate_rejects,
     split_by_hash,
     whole_conversations,
 )
@@ -46,12 +46,17 @@ from attune.platform.data.dataset_folder import (
     TOKENS,
     OutputFolder,
     combine_hashes,
-    content,
     read_manifest,
+    serialize_rows,
     write_manifest,
 )
 from attune.platform.data.readers import empathetic_intents
-from attune.platform.data.samples import SAMPLES, build_cause_samples, samples, tokenized
+from attune.platform.data.samples import (
+    SAMPLES,
+    build_cause_samples,
+    build_samples,
+    tokenize_conversations,
+)
 from attune.platform.data.sources import AUTO, Source
 from attune.platform.data.token_counts import TokenCounts
 
@@ -117,11 +122,11 @@ class _Preparation:
             rejects = stack.enter_context((self.folder / REJECTS).open("wb"))
             writers: dict[str, pq.ParquetWriter] = {}
             for piece in whole_conversations(self.source.read(self.tolerated)):
-                usable, bad = divide(self.checker.check(piece))
+                usable, bad = separate_rejects(self.checker.check(piece))
                 self._set_aside(bad, rejects)
-                utterances = tokenized(_with_splits(usable))
+                utterances = tokenize_conversations(_with_splits(usable))
                 self._count(utterances)
-                for frame in (samples(utterances), build_cause_samples(utterances)):
+                for frame in (build_samples(utterances), build_cause_samples(utterances)):
                     parts = frame.partition_by("split", include_key=False, as_dict=True)
                     for stream, rows in parts.items():
                         self._write(str(stream[0]), rows, writers, stack)
@@ -135,7 +140,7 @@ class _Preparation:
         if bad.is_empty():
             return
         # A row of a file may hold several utterances: it is one reject, for its own reason.
-        spoilt = pl.col("problem").str.starts_with(SPOILT)
+        spoilt = pl.col("problem").str.starts_with(IN_REJECTED_CONVERSATION)
         own = bad.sort(spoilt, maintain_order=True).unique(["file", "row"], maintain_order=True)
         first = "{file}, row {row}: {problem}".format(**own.row(0, named=True))
         if self.strict:
@@ -143,7 +148,7 @@ class _Preparation:
                 f"{first}\nNothing was written; without --strict such rows are set aside"
             )
         self.first_reject = self.first_reject or first
-        self.reasons.update(kind_of(problem) for problem in own["problem"])
+        self.reasons.update(problem_kind(problem) for problem in own["problem"])
         file.write(own.sort("file", "row").select(_REJECTED).write_ndjson().encode())
 
     def _count(self, utterances: pl.DataFrame) -> None:
@@ -161,7 +166,7 @@ class _Preparation:
         self.samples[stream] += rows.height
         if stream in CAUSE_STREAMS.values():
             self.conversations[stream] += rows["conversation_id"].n_unique()
-        self.hashes.setdefault(stream, hashlib.sha256()).update(content(rows))
+        self.hashes.setdefault(stream, hashlib.sha256()).update(serialize_rows(rows))
         table = rows.to_arrow(compat_level=pl.CompatLevel.oldest())
         if stream not in writers:
             path = self.folder / f"{stream}.parquet"

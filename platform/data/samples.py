@@ -48,7 +48,7 @@ _WITHOUT_ANSWER = (UNPAIRED[0], *LABELLED.values())
 _OF_ANSWERS = ("response", "response_tokens", "response_label", "next_turn", "next_turn_tokens")
 
 
-def tokenized(conversations: pl.DataFrame) -> pl.DataFrame:
+def tokenize_conversations(conversations: pl.DataFrame) -> pl.DataFrame:
     """The conversations with `tokens` and `situation_tokens`, each distinct text done once."""
     # nltk takes more than a second to import, and who trains on prepared samples needs none of it.
     from attune.platform.text.tokenizing import tokenize
@@ -60,7 +60,7 @@ def tokenized(conversations: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def samples(utterances: pl.DataFrame) -> pl.DataFrame:
+def build_samples(utterances: pl.DataFrame) -> pl.DataFrame:
     """The samples of whole, tokenised conversations, with the column `split`, in their order."""
     ends = _with_lists(_ends(utterances), utterances)
     # A response ends the context before it; an unpaired context is the whole conversation.
@@ -101,7 +101,7 @@ def build_cause_samples(utterances: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def utterances(samples: pl.DataFrame) -> pl.DataFrame:
+def extract_utterances(samples: pl.DataFrame) -> pl.DataFrame:
     """Each utterance of paired samples once: conversation_id, turn, role, text, tokens, label,
     situation_tokens. A conversation's samples must all be there; the last one holds the rest."""
     last = samples.group_by("conversation_id", maintain_order=True).last()
@@ -117,7 +117,7 @@ def utterances(samples: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col("text").is_not_null())
 
 
-def alone(rows: pl.DataFrame) -> pl.DataFrame:
+def utterance_samples(rows: pl.DataFrame) -> pl.DataFrame:
     """Utterances as samples of their own, each a context of one turn with its label as emotion."""
     known = {
         "conversation_id": pl.col("conversation_id"),

@@ -9,7 +9,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.data import bundled
-from attune.platform.data.files import ENDINGS, ending, head, split_from_name
+from attune.platform.data.files import EXTENSIONS, extension, head, split_from_name
 from attune.platform.data.readers import (
     dialogues,
     ed_causes,
@@ -31,7 +31,7 @@ OWN_FILES = ("manifest.json", "rejects.jsonl")
 SUBTITLES = ("opus", "srt")
 AUTO = "auto"
 BUNDLED = "bundled"
-_ENDINGS_OF = {
+_EXTENSIONS = {
     "reccon": (".json",),
     "ed-causes": (".jsonl",),
     "intents": (".txt",),
@@ -88,7 +88,7 @@ def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
     paths = [path for path in files if _may_hold_data(path)]
     if form != AUTO:
         # Read as told, even where a header is wrong: the reader says what is wrong with it.
-        matching = [path for path in paths if ending(path) in _endings_of(form)]
+        matching = [path for path in paths if extension(path) in _extensions(form)]
         if not matching:
             raise UsageError(f"no file of format '{form}' in '{root}'")
         return matching, READERS[form]
@@ -105,7 +105,9 @@ def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
             f"({', '.join(READERS)}); docs/data.md shows the form of your own dialogues"
         )
     [name] = known
-    strange = [p.name for p, f in formats.items() if f is None and ending(p) in _endings_of(name)]
+    strange = [
+        p.name for p, f in formats.items() if f is None and extension(p) in _extensions(name)
+    ]
     if strange:
         raise UsageError(
             f"'{strange[0]}' is not {name} like the other files in '{root}': put its first line "
@@ -116,15 +118,15 @@ def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
 
 def _may_hold_data(path: Path) -> bool:
     """By its ending; most text files are notes, so that of those only a split's may."""
-    if ending(path) == ".txt":
+    if extension(path) == ".txt":
         return split_from_name(path) is not None
-    return ending(path) in ENDINGS and path.name not in OWN_FILES
+    return extension(path) in EXTENSIONS and path.name not in OWN_FILES
 
 
-def _endings_of(form: str) -> tuple[str, ...]:
-    return _ENDINGS_OF.get(form, (".csv",))
+def _extensions(form: str) -> tuple[str, ...]:
+    return _EXTENSIONS.get(form, (".csv",))
 
 
 def _format(path: Path) -> str | None:
-    beginning = "" if ending(path) == ".parquet" else head(path)
+    beginning = "" if extension(path) == ".parquet" else head(path)
     return next((name for name, r in READERS.items() if r.recognises(path, beginning)), None)

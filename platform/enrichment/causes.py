@@ -25,10 +25,10 @@ from attune.platform.data.conversations import CAUSE_STREAMS
 from attune.platform.data.dataset_folder import (
     OutputFolder,
     combine_hashes,
-    content,
     find_existing,
     read_manifest,
     read_samples,
+    serialize_rows,
     write_manifest,
 )
 from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
@@ -222,7 +222,7 @@ def _write_annotated(
             frame = frame.with_columns(_above_threshold(marks, maker["threshold"]))
             frame.write_parquet(folder / f"{stream}.parquet")
         if frame.height:
-            digests[stream] = hashlib.sha256(content(frame)).hexdigest()
+            digests[stream] = hashlib.sha256(serialize_rows(frame)).hexdigest()
     pl.concat(kept).write_parquet(folder / CAUSES_FILE)
     return write_manifest(folder, {**manifest, "hash": combine_hashes(digests), "causes": maker})
 

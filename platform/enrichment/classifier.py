@@ -19,7 +19,7 @@ from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import variants_where
 from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.data.prepare import find_data
-from attune.platform.data.samples import SAMPLES, alone
+from attune.platform.data.samples import SAMPLES, utterance_samples
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats, Labels
 from attune.platform.runs.model import Model, load_model, read_split
@@ -128,5 +128,5 @@ def most_likely_labels(model: Model, turns: pl.DataFrame) -> list[str]:
         turn=pl.lit(0, dtype=pl.Int64),
         label=pl.lit(None, dtype=pl.String),
     )
-    predictions = classify_texts(model, alone(numbered), "context").argmax(axis=1)
+    predictions = classify_texts(model, utterance_samples(numbered), "context").argmax(axis=1)
     return [model.variant.data_info.emotions[number] for number in predictions]

@@ -22,14 +22,14 @@ from attune.platform.data.dataset_folder import (
     TOKENS,
     OutputFolder,
     combine_hashes,
-    content,
     find_existing,
     read_manifest,
+    serialize_rows,
     write_manifest,
 )
 from attune.platform.data.files import ParquetWriter, read_parquet_chunks
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.samples import SAMPLES, utterances
+from attune.platform.data.samples import SAMPLES, extract_utterances
 from attune.platform.data.token_counts import TokenCounts
 from attune.platform.enrichment.labels import (
     LABEL_SCHEMA,
@@ -142,11 +142,11 @@ def _write(
         with ParquetWriter(folder / f"{split}.parquet", SAMPLES) as writer:
             for piece in read_sample_chunks(data, split):
                 rows = piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
-                turns = utterances(rows)
+                turns = extract_utterances(rows)
                 tokens.add(turns.with_columns(split=pl.lit(split)))
                 for texts in turns.group_by("conversation_id").agg("text")["text"]:
                     size.add(texts.to_list())
-                digest.update(content(rows))
+                digest.update(serialize_rows(rows))
                 writer.write(rows)
                 samples, conversations = rows.height, rows["conversation_id"].n_unique()
                 count.update(samples=samples, conversations=conversations)

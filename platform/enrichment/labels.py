@@ -30,14 +30,14 @@ from attune.platform.data.conversations import SPLITS, whole_conversations
 from attune.platform.data.dataset_folder import (
     OutputFolder,
     combine_hashes,
-    content,
     find_existing,
     read_manifest,
     read_samples,
+    serialize_rows,
     write_manifest,
 )
 from attune.platform.data.files import ParquetWriter, read_parquet_chunks
-from attune.platform.data.samples import SAMPLES, alone, utterances
+from attune.platform.data.samples import SAMPLES, extract_utterances, utterance_samples
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats
 from attune.platform.enrichment.classifier import (
@@ -82,7 +82,7 @@ class Shard:
 def label_shard(shard: Shard) -> int:
     """Write the distributions of a shard's utterances; the number of samples they are from."""
     torch.set_num_threads(1)  # a task has one core
-    turns = utterances(_rows(shard)).with_columns(label=pl.lit(None, dtype=pl.String))
+    turns = extract_utterances(_rows(shard)).with_columns(label=pl.lit(None, dtype=pl.String))
     probabilities = label_probabilities(
         load_model_once(Path(shard.model)), turns, shard.temperature
     )
@@ -100,7 +100,7 @@ def label_shard(shard: Shard) -> int:
 
 def label_probabilities(model: Model, turns: pl.DataFrame, temperature: float) -> Floats:
     """(N, labels) of utterances, each read by itself."""
-    log_probs = classify_texts(model, alone(turns), "context")
+    log_probs = classify_texts(model, utterance_samples(turns), "context")
     return np.exp(calibration.scaled(log_probs, temperature))
 
 
@@ -217,14 +217,14 @@ def _write(
         for shard in shards:
             distributions = pl.read_parquet(shard.file)
             rows = add_labels(_rows(shard), distributions, maker["labels"])
-            digests[shard.split].update(content(rows))
+            digests[shard.split].update(serialize_rows(rows))
             label_writer.write(distributions)
             samples[shard.split].write(rows)
     hashes = {split: digest.hexdigest() for split, digest in digests.items()}
     for stream in manifest["splits"]:
         if stream not in SPLITS:
             rows = read_samples(data, stream)
-            hashes[stream] = hashlib.sha256(content(rows)).hexdigest()
+            hashes[stream] = hashlib.sha256(serialize_rows(rows)).hexdigest()
     return write_manifest(
         folder, {**manifest, "hash": combine_hashes(hashes), LABELS_KEY: dict(maker)}
     )

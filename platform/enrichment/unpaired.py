@@ -38,9 +38,9 @@ from attune.platform.data.dataset_folder import (
     REJECTS,
     OutputFolder,
     combine_hashes,
-    content,
     find_existing,
     read_manifest,
+    serialize_rows,
     write_manifest,
 )
 from attune.platform.data.files import ParquetWriter, read_parquet_chunks
@@ -250,7 +250,7 @@ def _joined(files: Sequence[Path], path: Path) -> tuple[str, dict[str, int]]:
     with ParquetWriter(path, HARVESTED) as whole:
         for file in files:
             rows = pl.read_parquet(file)
-            digest.update(content(rows))
+            digest.update(serialize_rows(rows))
             count.update(samples=rows.height, conversations=rows["conversation_id"].n_unique())
             whole.write(rows)
     return digest.hexdigest(), dict(count)

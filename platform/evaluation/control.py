@@ -20,7 +20,7 @@ from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import answer, predictions
 from attune.platform.runs.model import Model, load_model
 from attune.platform.runs.record import Run
-from attune.platform.text.detokenizing import readable
+from attune.platform.text.detokenizing import detokenize
 
 LABEL, RESPONSE_LABEL = "label", "response_label"
 
@@ -68,7 +68,7 @@ def controllability(
         utterances = pl.DataFrame(
             {
                 "role": [LISTENER] * len(words),
-                "text": [readable(each) for each in words],
+                "text": [detokenize(each) for each in words],
                 "tokens": [" ".join(each) for each in words],
             }
         )

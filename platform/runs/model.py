@@ -157,7 +157,7 @@ def build_data_info(
     """Return what a variant needs to know about its data to be built."""
     marks = intensity = None
     if lexicon is not None and EMOTION_WORDS in requirements.columns:
-        marks = torch.tensor(EmotionWords(lexicon).marks(vocabulary))
+        marks = torch.tensor(EmotionWords(lexicon).mark_vocabulary(vocabulary))
     if lexicon is not None and requirements.intensity:
         intensity = torch.tensor([lexicon.intensity(token) for token in vocabulary.tokens])
     return DataInfo(

@@ -21,7 +21,7 @@ from attune.platform.data.samples import SAMPLES
 from attune.platform.enrichment.classifier import add_context_labels
 from attune.platform.runs.model import load_model
 from attune.platform.runs.record import Run
-from attune.platform.text.detokenizing import readable
+from attune.platform.text.detokenizing import detokenize
 from attune.platform.text.tokenizing import tokenize
 from attune.platform.text.vocabulary import END
 
@@ -171,7 +171,9 @@ class Responder:
 
     def _words(self, tokens: torch.Tensor) -> list[str]:
         """Return the words after `<cls>` or `<lab>`, without padding."""
-        return self.model.vocabulary.shown(tokens[1 : int((tokens != PADDING).sum())].tolist())
+        return self.model.vocabulary.decode_each(
+            tokens[1 : int((tokens != PADDING).sum())].tolist()
+        )
 
     def _batch(self, conversations: Sequence[Sequence[str]]) -> Batch:
         for number, turns in enumerate(conversations, start=1):
@@ -200,7 +202,7 @@ class Responder:
         check_controls(self.model.name, known, controls or {})
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return readable(self.model.vocabulary.decode(tokens))
+        return detokenize(self.model.vocabulary.decode(tokens))
 
 
 def _make_batch(columns: Columns) -> Batch:

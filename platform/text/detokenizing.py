@@ -1,4 +1,4 @@
-"""Tokens back into text that people read."""
+"""Join tokens to readable text."""
 
 import re
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ _SENTENCE_START = re.compile(r"(?:^|[.!?] )[a-z]")
 _LONE_I = re.compile(r"\bi\b")
 
 
-def readable(tokens: Sequence[str]) -> str:
-    """`i am sorry , do n't worry .` as `I am sorry, don't worry.`."""
+def detokenize(tokens: Sequence[str]) -> str:
+    """Join tokens to text: `i am sorry , do n't worry .` as `I am sorry, don't worry.`."""
     text = _AFTER.sub(r"\1", _BEFORE.sub(r"\1", " ".join(tokens)))
     text = text.replace("``", '"').replace("''", '"').replace("can not", "cannot")
     text = _LONE_I.sub("I", text)

@@ -28,9 +28,11 @@ class EmotionWords:
         emotion_words = {text: " ".join(self._of(text.split())) for text in distinct}
         return tokens.replace_strict(emotion_words, default=None, return_dtype=pl.String)
 
-    def marks(self, vocabulary: Vocabulary) -> list[bool]:
-        """For each token of a vocabulary whether it is one, taken by itself: of words that a model
-        generates there is no sentence to tag."""
+    def mark_vocabulary(self, vocabulary: Vocabulary) -> list[bool]:
+        """Return for each token of a vocabulary whether it is an emotion word.
+
+        Tokens are tagged one by one, since generated words come without a sentence to tag.
+        """
         words = vocabulary.tokens[len(SPECIALS) :]
         return [False] * len(SPECIALS) + [bool(self._of([word])) for word in words]
 

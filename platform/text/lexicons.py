@@ -43,26 +43,26 @@ class Lexicon:
         them, or a word a line; all words in it count, as in EmpDG, whatever their marks. Valence
         and arousal: NRC-VAD (`word<tab>valence<tab>arousal<tab>dominance`, with or without header).
         """
-        content = _loaded(_existing(words))
+        content = _read_words(_check_exists(words))
         if isinstance(content, dict):
             pairs = {w: (float(v), float(a)) for w, (v, a) in content["valence_arousal"].items()}
             lexicon = cls(words=frozenset(content["words"]), valence_arousal=pairs)
         else:
             lexicon = cls(words=content)
-        return lexicon if valence_arousal is None else lexicon.valued(valence_arousal)
+        return lexicon if valence_arousal is None else lexicon.with_valence_arousal(valence_arousal)
 
-    def valued(self, path: Path) -> "Lexicon":
+    def with_valence_arousal(self, path: Path) -> "Lexicon":
         """The same words with NRC-VAD's valence and arousal."""
-        return replace(self, valence_arousal=_valence_arousal(_existing(path)))
+        return replace(self, valence_arousal=_valence_arousal(_check_exists(path)))
 
 
-def _existing(path: Path) -> Path:
+def _check_exists(path: Path) -> Path:
     if not path.is_file():
         raise UsageError(f"no such lexicon file: '{path}'")
     return path
 
 
-def _loaded(path: Path) -> frozenset[str] | dict[str, dict[str, tuple[float, float]]]:
+def _read_words(path: Path) -> frozenset[str] | dict[str, dict[str, tuple[float, float]]]:
     if path.suffix == ".json":
         try:
             content = json.loads(path.read_text(encoding="utf-8"))

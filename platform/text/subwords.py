@@ -74,7 +74,7 @@ class Subwords(Vocabulary):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         return cls(tokenizer)
 
-    def numbers_of(self, texts: pl.Series) -> pl.DataFrame:
+    def encode_distinct(self, texts: pl.Series) -> pl.DataFrame:
         """The numbers of distinct texts."""
         encodings = self.tokenizer.encode_batch(texts.to_list(), add_special_tokens=False)
         numbers = [[number + len(SPECIALS) for number in encoding.ids] for encoding in encodings]
@@ -91,7 +91,7 @@ class Subwords(Vocabulary):
         text: str = self.tokenizer.decode(pieces)
         return text.split()
 
-    def shown(self, numbers: Iterable[int]) -> list[str]:
+    def decode_each(self, numbers: Iterable[int]) -> list[str]:
         """Each subword by itself, without the special tokens."""
         words = (number - len(SPECIALS) for number in numbers if number >= len(SPECIALS))
         return [self.tokenizer.decode([number]).strip() for number in words]

@@ -61,7 +61,7 @@ class Vocabulary:
     def encode(self, tokens: pl.Series) -> pl.Series:
         """Lists of numbers for blank-separated token strings; null and empty give an empty list."""
         distinct = tokens.drop_nulls().unique(maintain_order=True)
-        numbers = self.numbers_of(distinct.alias("text"))
+        numbers = self.encode_distinct(distinct.alias("text"))
         return (
             pl.DataFrame({"text": tokens})
             .join(numbers, on="text", how="left", maintain_order="left")["number"]
@@ -69,7 +69,7 @@ class Vocabulary:
             .alias(tokens.name)
         )
 
-    def numbers_of(self, texts: pl.Series) -> pl.DataFrame:
+    def encode_distinct(self, texts: pl.Series) -> pl.DataFrame:
         """The numbers of distinct texts: text, number (a list)."""
         return (
             texts.to_frame()
@@ -96,7 +96,7 @@ class Vocabulary:
                 tokens.append(token)
         return tokens
 
-    def shown(self, numbers: Iterable[int]) -> list[str]:
+    def decode_each(self, numbers: Iterable[int]) -> list[str]:
         """Each token by itself, without the special ones."""
         return self.decode(numbers)
 

@@ -200,7 +200,7 @@ def _load_lexicon(
     if not requirements.intensity:
         return lexicon, notice
     if training.valence_arousal is not None:
-        return lexicon.valued(Path(training.valence_arousal)), ""
+        return lexicon.with_valence_arousal(Path(training.valence_arousal)), ""
     ask = "name NRC-VAD with --set valence_arousal=FILE"
     if not lexicon.valence_arousal:
         raise UsageError(f"lexicon={training.lexicon} has no valence and arousal: {ask}")

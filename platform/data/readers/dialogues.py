@@ -24,7 +24,7 @@ from attune.platform.data.conversations import conversations
 from attune.platform.data.files import (
     ROWS_AT_A_TIME,
     chunked,
-    ending,
+    extension,
     lines,
     records,
     split_from_name,
@@ -47,18 +47,18 @@ class _BadValueError(ValueError):
 def recognises(path: Path, head: str) -> bool:
     """By the ending; a CSV by its column conversation_id, a .json by a whole object a line."""
     first_line = head.partition("\n")[0].strip()
-    if ending(path) == ".csv":
+    if extension(path) == ".csv":
         return "conversation_id" in first_line
-    if ending(path) == ".json":
+    if extension(path) == ".json":
         return '"utterances"' in first_line
-    return ending(path) in (".parquet", ".jsonl", ".ndjson")
+    return extension(path) in (".parquet", ".jsonl", ".ndjson")
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
     """Conversations, a piece of the file at a time."""
-    if ending(path) == ".parquet":
+    if extension(path) == ".parquet":
         return _read_parquet(path)
-    if ending(path) == ".csv":
+    if extension(path) == ".csv":
         return _read_csv(path)
     return _read_json_lines(path)
 

@@ -15,9 +15,9 @@ from typing import Any
 import polars as pl
 
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, lines, split_from_name
+from attune.platform.data.files import extension, lines, split_from_name
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.readers.edos import detokenized
+from attune.platform.data.readers.edos import detokenize_column
 
 NAME = "ed-causes"
 EMOTION_LABELS = EMOTIONS
@@ -26,7 +26,7 @@ _NEEDED = {"conv_id": str, "utters": list, "context": str, "emotion_cause": list
 
 def recognises(path: Path, head: str) -> bool:
     """A .jsonl file whose first line has its marks."""
-    return ending(path) == ".jsonl" and all(f'"{key}"' in head for key in ("conv_id", "utters"))
+    return extension(path) == ".jsonl" and all(f'"{key}"' in head for key in ("conv_id", "utters"))
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
@@ -39,7 +39,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa
                 rows.append({**place, "problem": problem, "raw": raw})
             elif line.strip():
                 rows.extend({**place, **turn} for turn in _turns(line, split_from_name(path)))
-        yield conversations(rows).with_columns(text=detokenized(pl.col("text")))
+        yield conversations(rows).with_columns(text=detokenize_column(pl.col("text")))
 
 
 def _turns(line: str, split: str | None) -> Iterator[dict[str, object]]:

@@ -15,7 +15,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, split_by_hash
-from attune.platform.data.files import Record, chunked, ending, read_header, records
+from attune.platform.data.files import Record, chunked, extension, read_header, records
 from attune.platform.data.labels import EMOTIONS, LABELS
 
 NAME = "edos"
@@ -27,7 +27,9 @@ _LABEL = ("emotion", "Agreed emotion (2/3 vote)")
 def recognises(path: Path, head: str) -> bool:
     """A CSV with a column of dialogs."""
     first_line = head.partition("\n")[0]
-    return ending(path) == ".csv" and ("os_dialog" in first_line or "Agreed emotion" in first_line)
+    return extension(path) == ".csv" and (
+        "os_dialog" in first_line or "Agreed emotion" in first_line
+    )
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
@@ -36,11 +38,11 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     dialogs = (_dialog(path, record, columns, tolerated) for record in records(path, columns))
     for piece in chunked(dialogs):
         yield conversations([turn for dialog in piece for turn in dialog]).with_columns(
-            text=detokenized(pl.col("text"))
+            text=detokenize_column(pl.col("text"))
         )
 
 
-def detokenized(text: pl.Expr) -> pl.Expr:
+def detokenize_column(text: pl.Expr) -> pl.Expr:
     """`I 'm here , isn 't it ?` back to `I'm here, isn't it?`."""
     return (
         text.str.replace_all(r"(?i)(\w) (n't|'(?:s|m|re|ve|ll|d|t)\b)", "${1}${2}")

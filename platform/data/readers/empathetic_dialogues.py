@@ -15,7 +15,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, lines, split_from_name
+from attune.platform.data.files import extension, lines, split_from_name
 from attune.platform.data.labels import EMOTIONS
 
 NAME = "ed"
@@ -28,7 +28,7 @@ NEEDED = 6  # the utterance is the sixth
 
 def recognises(path: Path, head: str) -> bool:
     """A CSV whose header has the official names."""
-    return ending(path) == ".csv" and head.startswith("conv_id,utterance_idx")
+    return extension(path) == ".csv" and head.startswith("conv_id,utterance_idx")
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:

@@ -14,7 +14,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError
 from attune.platform.data.conversations import LABELLED, LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, lines, split_from_name
+from attune.platform.data.files import extension, lines, split_from_name
 from attune.platform.data.labels import EMOTIONS, LABELS
 
 NAME = "intents"
@@ -25,7 +25,7 @@ _SEPARATOR = "<SEP>"
 def recognises(path: Path, head: str) -> bool:
     """A text file with a number and the separator in its first line."""
     number, separator, _ = head.partition("\n")[0].partition(_SEPARATOR)
-    return ending(path) == ".txt" and bool(separator) and number.strip().isdecimal()
+    return extension(path) == ".txt" and bool(separator) and number.strip().isdecimal()
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001

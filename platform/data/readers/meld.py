@@ -14,7 +14,7 @@ import polars as pl
 
 from attune.platform.core.errors import unknown_choice
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, whole_conversations
-from attune.platform.data.files import Record, chunked, ending, records, split_from_name
+from attune.platform.data.files import Record, chunked, extension, records, split_from_name
 from attune.platform.data.labels import EMOTIONS, MELD_LABELS
 
 NAME = "meld"
@@ -27,7 +27,7 @@ _COLUMNS = (
 
 def recognises(path: Path, head: str) -> bool:
     """A CSV with MELD's dialogue numbers."""
-    return ending(path) == ".csv" and "Dialogue_ID" in head.partition("\n")[0]
+    return extension(path) == ".csv" and "Dialogue_ID" in head.partition("\n")[0]
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:

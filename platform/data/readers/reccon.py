@@ -16,9 +16,9 @@ import polars as pl
 from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.core.files import open_bytes
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
-from attune.platform.data.files import ending, split_from_name
+from attune.platform.data.files import extension, split_from_name
 from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
-from attune.platform.data.readers.edos import detokenized
+from attune.platform.data.readers.edos import detokenize_column
 
 NAME = "reccon"
 EMOTION_LABELS = EMOTIONS
@@ -36,7 +36,7 @@ _OUTSIDE = "b"
 
 def recognises(path: Path, head: str) -> bool:
     """A .json file that opens with a name and a list of lists."""
-    return ending(path) == ".json" and re.match(r'\{\s*"[^"]*"\s*:\s*\[\s*\[', head) is not None
+    return extension(path) == ".json" and re.match(r'\{\s*"[^"]*"\s*:\s*\[\s*\[', head) is not None
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
@@ -64,7 +64,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
             rows.extend(
                 {**place, **turn} for turn in _turns(parts[0], split_from_name(path), tolerated)
             )
-    yield conversations(rows).with_columns(text=detokenized(pl.col("text")))
+    yield conversations(rows).with_columns(text=detokenize_column(pl.col("text")))
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

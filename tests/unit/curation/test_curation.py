@@ -9,7 +9,7 @@ import pytest
 
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.curation import cleaning, curate, subtitles, turns
-from attune.platform.curation.cleaning import LINE_STEPS, STEPS, Cleaning, chosen
+from attune.platform.curation.cleaning import LINE_STEPS, STEPS, Cleaning, select_steps
 from attune.platform.curation.subtitles import Line
 from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
 from attune.platform.data.prepare import prepare
@@ -157,10 +157,10 @@ def test_steps_of_dialogs():
 
 
 def test_steps_are_chosen_by_name():
-    assert chosen(()) == STEPS
-    assert set(STEPS) - set(chosen(["lyrics", "english"])) == {"lyrics", "english"}
+    assert select_steps(()) == STEPS
+    assert set(STEPS) - set(select_steps(["lyrics", "english"])) == {"lyrics", "english"}
     with pytest.raises(UsageError, match="did you mean 'lyrics'"):
-        chosen(["lyric"])
+        select_steps(["lyric"])
     assert all(cleaning.__dict__[step].__doc__ for step in LINE_STEPS)
 
 
@@ -221,14 +221,14 @@ def test_a_classifier_learns_who_speaks(known, classifier):
 
 def test_how_right_a_classifier_is():
     pair = (Line(text="a"), Line(text="b"))
-    truth = turns.Known(pairs=[pair] * 5, changes=[True, True, True, False, False])
+    truth = turns.LabelledPairs(pairs=[pair] * 5, changes=[True, True, True, False, False])
     metrics = turns.scores([True, True, False, False, True], truth)
     expected = {"accuracy": 3 / 5, "balanced_accuracy": (2 / 3 + 1 / 2) / 2, "f1_same": 1 / 2}
     assert metrics == pytest.approx(expected)
 
 
 def test_no_episode_is_in_two_splits(known):
-    splits = turns._known(str(known), "auto", "utterances")
+    splits = turns._read_pairs(str(known), "auto", "utterances")
     texts = {split: {pair[0].text for pair in one.pairs} for split, one in splits.items()}
     assert all(texts.values())
     assert sum(len(one.pairs) for one in splits.values()) == 180

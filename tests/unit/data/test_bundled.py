@@ -15,7 +15,7 @@ from attune.platform.data import bundled
 from attune.platform.data.bundled import generator
 from attune.platform.data.conversations import LISTENER, SPLITS, UNPAIRED
 from attune.platform.data.labels import EMOTIONS, INTENTS, LABELS
-from attune.platform.data.samples import samples, tokenized
+from attune.platform.data.samples import build_samples, tokenize_conversations
 
 # How people say an emotion's name: `proud` is also named by `pride`.
 NAMES = dict.fromkeys(EMOTIONS, "") | {
@@ -36,7 +36,7 @@ def conversations():
 
 @pytest.fixture(scope="module")
 def bundled_samples(conversations):
-    return samples(tokenized(conversations))
+    return build_samples(tokenize_conversations(conversations))
 
 
 def texts(conversations, split):

@@ -135,8 +135,8 @@ def test_pieces_of_any_size_make_the_same_samples(tmp_path, monkeypatch):
     source = write(tmp_path / "own.jsonl", [conversation(n, 2 + n % 5) for n in range(60)])
     whole = prepare.prepare(source, tmp_path / "whole")
     seen = []
-    real = prepare.samples
-    monkeypatch.setattr(prepare, "samples", lambda u: seen.append(u.height) or real(u))
+    real = prepare.build_samples
+    monkeypatch.setattr(prepare, "build_samples", lambda u: seen.append(u.height) or real(u))
     monkeypatch.setattr(files, "ROWS_AT_A_TIME", 3)
     pieces = prepare.prepare(source, tmp_path / "pieces")
     assert pieces["hash"] == whole["hash"]

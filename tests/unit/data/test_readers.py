@@ -11,13 +11,13 @@ from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import files
 from attune.platform.data.conversations import (
     CONVERSATIONS,
-    SPOILT,
+    IN_REJECTED_CONVERSATION,
     Checker,
-    divide,
-    kind_of,
+    problem_kind,
+    separate_rejects,
     whole_conversations,
 )
-from attune.platform.data.readers.edos import detokenized
+from attune.platform.data.readers.edos import detokenize_column
 from attune.platform.data.sources import Source
 
 ED_HEADER = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags\n"
@@ -39,7 +39,7 @@ def judged(path, form="auto", **options):
     frame = Checker(Source(str(path), form).reader.EMOTION_LABELS, **options).check(
         read(path, form)
     )
-    return divide(frame)
+    return separate_rejects(frame)
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def test_edos(tmp_path):
     assert frame.filter(pl.col("label") == "questioning")["emotion"].to_list() == [None]
     assert frame.filter(pl.col("file") == "self.csv")["text"].to_list() == ["Run!", "Why?"]
     assert tolerated == {"dialogs without a majority label": 1}
-    assert kind_of(frame["problem"].drop_nulls()[0]) == "unknown label"
+    assert problem_kind(frame["problem"].drop_nulls()[0]) == "unknown label"
 
 
 def test_detokenized():
     frame = pl.DataFrame({"t": ["I 'm sure you don 't , he 's 5 'clock ... do n't !"]})
-    assert frame.select(detokenized(pl.col("t"))).item() == (
+    assert frame.select(detokenize_column(pl.col("t"))).item() == (
         "I'm sure you don't, he's 5 'clock... don't!"
     )
 
@@ -323,7 +323,7 @@ def test_deep_or_huge_json_is_one_bad_row(tmp_path):
     (tmp_path / "own.jsonl").write_text("[" * 100_000 + "\n" + '{"id": ' + "9" * 5000 + "}\n")
     _, bad = judged(tmp_path / "own.jsonl")
     assert bad["row"].to_list() == [1, 2]
-    assert set(bad["problem"].map_elements(kind_of, pl.String)) == {"not readable as JSON"}
+    assert set(bad["problem"].map_elements(problem_kind, pl.String)) == {"not readable as JSON"}
 
 
 def test_pandas_types_are_understood(tmp_path):
@@ -386,17 +386,22 @@ def test_one_problem_is_not_reported_as_others(tmp_path):
                   for n in range(4)]  # fmt: skip
     (tmp_path / "own.jsonl").write_text(json.dumps({**CONVERSATION, "utterances": utterances}))
     _, bad = judged(tmp_path / "own.jsonl")
-    kinds = [kind_of(problem) for problem in bad["problem"]]
-    assert kinds == [SPOILT, "unknown label", SPOILT, SPOILT]
+    kinds = [problem_kind(problem) for problem in bad["problem"]]
+    assert kinds == [
+        IN_REJECTED_CONVERSATION,
+        "unknown label",
+        IN_REJECTED_CONVERSATION,
+        IN_REJECTED_CONVERSATION,
+    ]
 
 
 def test_a_bad_first_row_does_not_make_the_others_differ(ed):
     ed.write_text(ED_HEADER + "c:2,1\n" + "c:2,2,sad,p,1,y,,\n" + "c:2,3,sad,p,0,z,,\n")
     _, bad = judged(ed)
-    assert [kind_of(problem) for problem in bad["problem"]] == [
+    assert [problem_kind(problem) for problem in bad["problem"]] == [
         "wrong number of fields",
-        SPOILT,
-        SPOILT,
+        IN_REJECTED_CONVERSATION,
+        IN_REJECTED_CONVERSATION,
     ]
 
 

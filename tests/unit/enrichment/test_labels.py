@@ -19,7 +19,7 @@ from attune.platform.data.dataset_folder import (
 )
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.data.prepare import prepare
-from attune.platform.data.samples import utterances
+from attune.platform.data.samples import extract_utterances
 from attune.platform.enrichment import labels
 from attune.platform.enrichment.classifier import CALIBRATION_FILE
 from attune.platform.enrichment.filters import (
@@ -110,7 +110,7 @@ def paired(folder):
 
 
 def test_each_utterance_once(data):
-    rows = utterances(read_samples(data, "train"))
+    rows = extract_utterances(read_samples(data, "train"))
     assert rows.select("conversation_id", "turn").is_duplicated().sum() == 0
     one = rows.filter(pl.col("conversation_id") == "c05")  # three turns
     assert one["text"].to_list() == ["My dog is home.", "Oh, home?", "Yes, 5."]
@@ -176,7 +176,7 @@ def test_every_utterance_gets_its_distribution(output, data):
     out, manifest = output
     rows = pl.read_parquet(out / LABELS_FILE)
     assert rows.schema == LABEL_SCHEMA
-    texts = pl.concat([utterances(read_samples(data, split)) for split in SPLITS])
+    texts = pl.concat([extract_utterances(read_samples(data, split)) for split in SPLITS])
     assert rows.select("conversation_id", "turn").equals(texts.select("conversation_id", "turn"))
     probabilities = np.stack(rows["probabilities"].to_list())
     assert probabilities.shape == (texts.height, 41)

@@ -18,7 +18,7 @@ from attune.platform.evaluation.evaluate import evaluate, score
 from attune.platform.evaluation.profiles import samples_of
 from attune.platform.runs.model import load_model, save_model
 from attune.platform.serving.responder import Responder
-from attune.platform.text.detokenizing import readable
+from attune.platform.text.detokenizing import detokenize
 
 
 def test_perplexity():
@@ -199,8 +199,8 @@ def test_a_model_that_does_not_fit_its_description(build, tmp_path):
 def test_readable():
     tokens = "i am sorry , do n't worry . it 's `` fine '' ( really ) ! i can not stop ."
     expected = """I am sorry, don't worry. It's "fine" (really)! I cannot stop."""
-    assert readable(tokens.split()) == expected
-    assert readable([]) == ""
+    assert detokenize(tokens.split()) == expected
+    assert detokenize([]) == ""
 
 
 def test_published_figures_name_their_source_and_are_in_our_units():

@@ -36,7 +36,10 @@ def test_subwords_give_back_the_words_of_any_text(tokenizer):
     assert min(numbers[0]) >= len(SPECIALS)
     with_end = [*numbers[0], tokenizer.numbers[END], *numbers[3]]
     assert " ".join(tokenizer.decode(with_end)) == words
-    assert tokenizer.shown(tokenizer.encode(pl.Series(["i lost"])).to_list()[0]) == ["i", "lost"]
+    assert tokenizer.decode_each(tokenizer.encode(pl.Series(["i lost"])).to_list()[0]) == [
+        "i",
+        "lost",
+    ]
     assert len(numbers[0]) > 5
     assert tokenizer.count_words(np.array([*numbers[0], tokenizer.numbers[END]])) == 6
     assert tokenizer.count_words(np.array(numbers[3])) == 3
