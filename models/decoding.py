@@ -1,8 +1,8 @@
-"""Answers out of any dialogue variant: greedy, beam search, top-k and nucleus sampling.
+"""Decoding for every dialogue variant: greedy, beam search, top-k and nucleus sampling.
 
-Batched and cached: each step feeds one token a row and asks for one distribution a row; rows that
-have ended are dropped on the way. Sampling draws from a seed per sample, so that a batch gives what
-its samples give alone.
+Decoding is batched and cached: a step takes one token per row and returns one distribution per row,
+and rows that have ended are dropped. Each sample has its own random seed, so that its answer does
+not depend on its batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from attune.models.base import Batch, DialogueVariant
 
 NEVER = -float("inf")
 BLOCK = 64
-"""Words whose maximum is taken at once in a search for the likeliest."""
+"""Number of logits per block in `_top_tokens`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How an answer is made."""
+    """Settings of a decoding method."""
 
     method: Literal["greedy", "beam", "topk", "nucleus"] = "greedy"
     """greedy, beam, topk or nucleus."""
@@ -32,15 +32,15 @@ class Decoding:
     length_penalty: float = 1.0
     """Beam search compares log-probabilities divided by length to this power; 0 favours short."""
     block_ngrams: int = 0
-    """Never repeat a run of so many tokens; 0 allows it."""
+    """Block repeated n-grams of this length; 0 allows all."""
     top_k: int = 3
-    """topk samples from so many tokens."""
+    """topk samples from this many tokens."""
     top_p: float = 0.9
-    """nucleus samples from the fewest tokens that hold this probability."""
+    """nucleus samples from the smallest set of tokens with this total probability."""
     temperature: float = 1.0
-    """Divides the logits before sampling: below 1 is bolder, above 1 wilder."""
+    """Divides the logits before sampling; lower values make likely tokens more likely."""
     seed: int = 0
-    """Of sampling."""
+    """Seed of sampling."""
 
 
 @torch.no_grad()
@@ -50,19 +50,19 @@ def decode(
     decoding: Decoding = Decoding(),  # noqa: B008
     controls: Mapping[str, str] | None = None,
 ) -> list[list[int]]:
-    """The answer's tokens to each context, without `<eos>`."""
+    """Return the tokens of each answer, without `<eos>`."""
     if decoding.method == "beam":
         return _beam_search(variant, batch, decoding, controls)
     rows = len(batch)
     answers: list[list[int]] = [[] for _ in range(rows)]
-    for tokens, alive in _stepwise(variant, batch, decoding, controls):
+    for tokens, alive in _decode_stepwise(variant, batch, decoding, controls):
         for token, row in zip(tokens, alive, strict=True):
             answers[row].append(token)
     return answers
 
 
-# As a decorator, which holds at each step in whichever thread asks for it; a `with` around `yield`
-# would leak into the thread that asked first.
+# As a decorator, no_grad holds at each step in whichever thread runs it; a `with` around `yield`
+# would leak into the thread that started the generator.
 @torch.no_grad()
 def stream(
     variant: DialogueVariant,
@@ -70,135 +70,143 @@ def stream(
     decoding: Decoding = Decoding(),  # noqa: B008
     controls: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """The tokens of a single answer as they are made (of a beam search, when it is done)."""
+    """Yield the tokens of a single answer one by one; beam search yields them when it has ended."""
     assert len(batch) == 1, "one context at a time"
     if decoding.method == "beam":
         yield from decode(variant, batch, decoding, controls)[0]
         return
-    for tokens, _ in _stepwise(variant, batch, decoding, controls):
+    for tokens, _ in _decode_stepwise(variant, batch, decoding, controls):
         yield tokens[0]
 
 
-def _stepwise(
+def _decode_stepwise(
     variant: DialogueVariant, batch: Batch, decoding: Decoding, controls: Mapping[str, str] | None
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """At each step the new tokens and the rows of the batch that they belong to."""
+    """Yield at each step the new tokens and the rows of the batch that they belong to."""
     state = variant.encode(batch, controls)
     device = batch["index"].device
     alive = torch.arange(len(batch), device=device)
     newest = alive.new_full((len(alive),), variant.data_info.specials["<sos>"])
-    said = alive.new_zeros((len(alive), 0))
-    chances = _chances(batch["index"], decoding) if decoding.method != "greedy" else None
+    generated = alive.new_zeros((len(alive), 0))
+    draws = _uniform_draws(batch["index"], decoding) if decoding.method != "greedy" else None
     end = variant.data_info.specials["<eos>"]
     for step in range(decoding.max_tokens):
         logits, state = variant.next_logits(newest, state)
-        logits = _allowed(logits, said, variant, decoding)
-        if chances is None:
+        logits = _mask_forbidden(logits, generated, variant, decoding)
+        if draws is None:
             newest = logits.argmax(dim=-1)
         else:
-            newest = _sampled(logits, chances[alive, step], decoding)
-        going = newest != end
-        if not bool(going.all()):
-            kept = going.nonzero().squeeze(1)
-            alive, newest, said = alive[kept], newest[kept], said[kept]
+            newest = _sample_tokens(logits, draws[alive, step], decoding)
+        is_open = newest != end
+        if not bool(is_open.all()):
+            kept = is_open.nonzero().squeeze(1)
+            alive, newest, generated = alive[kept], newest[kept], generated[kept]
             if not len(alive):
                 return
             state = variant.select(state, kept)
-        said = torch.cat([said, newest[:, None]], dim=1)
+        generated = torch.cat([generated, newest[:, None]], dim=1)
         yield newest.tolist(), alive.tolist()
 
 
-def _allowed(logits: Tensor, said: Tensor, variant: DialogueVariant, decoding: Decoding) -> Tensor:
-    """Logits where what may not come next cannot: special tokens, and n-grams said before."""
+def _mask_forbidden(
+    logits: Tensor, generated: Tensor, variant: DialogueVariant, decoding: Decoding
+) -> Tensor:
+    """Set the logits of special tokens and of tokens that would repeat an n-gram to -inf."""
     specials = variant.data_info.specials
     forbidden = [number for name, number in specials.items() if name != "<eos>"]
     logits[:, forbidden] = NEVER
     n = decoding.block_ngrams
-    if n and said.shape[1] >= n:
-        windows = said.unfold(1, n, 1)  # (R, places, n)
-        before = said[:, said.shape[1] - n + 1 :]  # (R, n - 1), what the next token would follow
+    if n and generated.shape[1] >= n:
+        windows = generated.unfold(1, n, 1)  # (R, places, n)
+        before = generated[
+            :, generated.shape[1] - n + 1 :
+        ]  # (R, n - 1), the prefix of the next n-gram
         repeated = (windows[..., : n - 1] == before[:, None]).all(dim=-1)  # (R, places)
         rows, places = repeated.nonzero(as_tuple=True)
         logits[rows, windows[rows, places, n - 1]] = NEVER
     return logits
 
 
-def _chances(index: Tensor, decoding: Decoding) -> Tensor:
-    """(B, max_tokens) numbers in [0, 1): each sample's own, whatever batch it comes in."""
+def _uniform_draws(index: Tensor, decoding: Decoding) -> Tensor:
+    """Return uniform draws in [0, 1), (B, max_tokens), that depend on each sample's index and not
+    on its batch."""
     rows = [
         torch.rand(decoding.max_tokens, generator=generator, dtype=torch.float64)
-        for generator in seeded(index, decoding.seed)
+        for generator in sample_generators(index, decoding.seed)
     ]
     return torch.stack(rows).to(index.device)
 
 
-def seeded(index: Tensor, seed: int) -> Iterator[torch.Generator]:
-    """A generator for each sample, the same whatever batch it comes in."""
+def sample_generators(index: Tensor, seed: int) -> Iterator[torch.Generator]:
+    """Yield a generator for each sample, which depends on its index and not on its batch."""
     for sample in index.tolist():
-        # Two rounds of a 64-bit mix, so that neighbouring samples and seeds have nothing in common.
-        yield torch.Generator().manual_seed(_mixed(_mixed(seed) ^ sample))
+        # Two rounds of a 64-bit hash, so that neighbouring samples and seeds are independent.
+        yield torch.Generator().manual_seed(_splitmix64(_splitmix64(seed) ^ sample))
 
 
-def _mixed(number: int) -> int:
-    """SplitMix64's finaliser: spreads a small number over 63 bits."""
+def _splitmix64(number: int) -> int:
+    """Hash a small number to 63 bits (the finaliser of SplitMix64)."""
     number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return (number ^ (number >> 31)) >> 1
 
 
-def _sampled(logits: Tensor, chance: Tensor, decoding: Decoding) -> Tensor:
-    """(R,) tokens: the likely ones line up, and the chance says how far along to stop."""
+def _sample_tokens(logits: Tensor, draw: Tensor, decoding: Decoding) -> Tensor:
+    """Sample a token for each row from top-k or nucleus, by inverting the cumulative distribution
+    at the row's uniform draw: (R,)."""
     scaled = (logits.double() / decoding.temperature).softmax(dim=-1)
     if decoding.method == "topk":
-        shares, tokens = scaled.topk(min(decoding.top_k, scaled.shape[1]), dim=-1)
+        probs, tokens = scaled.topk(min(decoding.top_k, scaled.shape[1]), dim=-1)
     else:
-        shares, tokens = scaled.sort(dim=-1, descending=True, stable=True)
-        before = shares.cumsum(dim=-1) - shares
-        shares = shares.masked_fill(before >= decoding.top_p, 0.0)
-    # By number, not by likelihood: words as good as equally likely would change places with the
-    # rounding of another batch, and the chance would meet another one.
+        probs, tokens = scaled.sort(dim=-1, descending=True, stable=True)
+        before = probs.cumsum(dim=-1) - probs
+        probs = probs.masked_fill(before >= decoding.top_p, 0.0)
+    # Ordered by token id, not by probability: almost equal probabilities could swap with the
+    # rounding of another batch, and the same draw would give another token.
     tokens, order = tokens.sort(dim=-1)
-    shares = shares.gather(1, order)
-    return tokens.gather(1, drawn(shares, chance)[:, None]).squeeze(1)
+    probs = probs.gather(1, order)
+    return tokens.gather(1, sample_categorical(probs, draw)[:, None]).squeeze(1)
 
 
-def drawn(shares: Tensor, chance: Tensor) -> Tensor:
-    """(R,) places in rows of shares (R, N), each as often as its share says where the chances (R,)
-    are even in [0, 1): the first whose share and those before it come to more than that much of
-    all. A number for a row costs far less than noise for each of thousands of words."""
-    reached = shares.cumsum(dim=-1)
-    place = torch.searchsorted(reached, chance[:, None] * reached[:, -1:], right=True)
-    return place.squeeze(1).clamp(max=shares.shape[1] - 1)  # rounding may make it all of all
+def sample_categorical(weights: Tensor, draw: Tensor) -> Tensor:
+    """Sample an index of each row of unnormalised weights (R, N) by inverting the cumulative
+    distribution at uniform draws (R,): (R,).
+
+    One draw per row costs far less than noise for each of thousands of tokens.
+    """
+    cumulative = weights.cumsum(dim=-1)
+    index = torch.searchsorted(cumulative, draw[:, None] * cumulative[:, -1:], right=True)
+    return index.squeeze(1).clamp(max=weights.shape[1] - 1)  # rounding may reach the total
 
 
 def _beam_search(
     variant: DialogueVariant, batch: Batch, decoding: Decoding, controls: Mapping[str, str] | None
 ) -> list[list[int]]:
-    """The best answer that is found by going on with the `beams` likeliest hypotheses a sample.
+    """Return the best answer to each sample, extending its `beams` likeliest hypotheses.
 
-    A sample is done when `beams` of its hypotheses have ended, so that one beam is exactly greedy.
-    Ended ones are compared by log-probability over length to the power of `length_penalty`. Only
-    hypotheses that go on are computed, so samples have different numbers of rows.
+    A sample is finished when `beams` of its hypotheses have ended, so that one beam is exactly
+    greedy. Ended hypotheses are compared by log-probability over length to the power of
+    `length_penalty`. Only open hypotheses are computed, so samples differ in their number of rows.
     """
     beams, device = decoding.beams, batch["index"].device
     end = variant.data_info.specials["<eos>"]
-    ended = _Ended(len(batch), decoding)
+    ended = _EndedHypotheses(len(batch), decoding)
     state = variant.encode(batch, controls)
-    samples = torch.arange(len(batch), device=device)  # (R,) of each row, in order
-    places = torch.zeros_like(samples)  # (R,) which of its sample's hypotheses a row is
+    samples = torch.arange(len(batch), device=device)  # (R,) the sample of each row, in order
+    places = torch.zeros_like(samples)  # (R,) the row's position among its sample's hypotheses
     scores = torch.zeros(len(samples), device=device)
-    said = samples.new_zeros((len(samples), 0))
+    generated = samples.new_zeros((len(samples), 0))
     newest = torch.full_like(samples, variant.data_info.specials["<sos>"])
     for _ in range(decoding.max_tokens):
         logits, state = variant.next_logits(newest, state)
-        logits = _allowed(logits, said, variant, decoding)
+        logits = _mask_forbidden(logits, generated, variant, decoding)
         # No more than `beams` continuations of one hypothesis can be among the best of its sample.
         width = min(beams, logits.shape[1])
-        likeliest, continuations = _likeliest(logits.log_softmax(dim=-1), width)  # (R, width)
+        log_probs, continuations = _top_tokens(logits.log_softmax(dim=-1), width)  # (R, width)
         here, group = samples.unique_consecutive(return_inverse=True)
         table = scores.new_full((len(here), beams, width), NEVER)
-        table[group, places] = scores[:, None] + likeliest
+        table[group, places] = scores[:, None] + log_probs
         rows = samples.new_zeros((len(here), beams))
         rows[group, places] = torch.arange(len(samples), device=device)
         best, chosen = table.flatten(1).topk(beams, dim=-1)  # (samples, beams)
@@ -206,24 +214,26 @@ def _beam_search(
         tokens = continuations[origin, chosen % width]
         possible = best > NEVER
         for place, beam in ((tokens == end) & possible).nonzero().tolist():
-            text = said[origin[place, beam]].tolist()
+            text = generated[origin[place, beam]].tolist()
             ended.add(int(here[place]), best[place, beam].item(), text, len(text) + 1)
-        open_samples = torch.tensor([ended.room(n) for n in here.tolist()], device=device)
-        going = (tokens != end) & possible & open_samples[:, None]
-        if not bool(going.any()):
+        open_samples = torch.tensor([ended.is_open(n) for n in here.tolist()], device=device)
+        is_open = (tokens != end) & possible & open_samples[:, None]
+        if not bool(is_open.any()):
             return ended.best()
-        samples = here[:, None].expand_as(going)[going]
-        places = (going.cumsum(dim=1) - 1)[going]
-        scores, newest, origin = best[going], tokens[going], origin[going]
+        samples = here[:, None].expand_as(is_open)[is_open]
+        places = (is_open.cumsum(dim=1) - 1)[is_open]
+        scores, newest, origin = best[is_open], tokens[is_open], origin[is_open]
         state = variant.select(state, origin)
-        said = torch.cat([said[origin], newest[:, None]], dim=1)
-    for sample, score, text in zip(samples.tolist(), scores.tolist(), said.tolist(), strict=True):
-        ended.add(sample, score, text, len(text))  # no room left: what has not ended ends here
+        generated = torch.cat([generated[origin], newest[:, None]], dim=1)
+    for sample, score, text in zip(
+        samples.tolist(), scores.tolist(), generated.tolist(), strict=True
+    ):
+        ended.add(sample, score, text, len(text))  # the length limit ends open hypotheses
     return ended.best()
 
 
-class _Ended:
-    """The ended hypotheses of a beam search, of which the best of each sample is kept."""
+class _EndedHypotheses:
+    """The best ended hypothesis of each sample and how many have ended."""
 
     def __init__(self, samples: int, decoding: Decoding):
         self.decoding = decoding
@@ -233,21 +243,21 @@ class _Ended:
     def add(self, sample: int, log_probability: float, text: list[int], length: int) -> None:
         score = log_probability / max(length, 1) ** self.decoding.length_penalty
         self.counts[sample] += 1
-        self.kept[sample] = max(self.kept[sample], (score, text), key=lambda one: one[0])
+        self.kept[sample] = max(self.kept[sample], (score, text), key=lambda pair: pair[0])
 
-    def room(self, sample: int) -> bool:
-        """Whether the search for this sample goes on."""
+    def is_open(self, sample: int) -> bool:
+        """Return whether the search for this sample continues."""
         return self.counts[sample] < self.decoding.beams
 
     def best(self) -> list[list[int]]:
         return [text for _, text in self.kept]
 
 
-def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk` for vocabularies: first the best block of each row's logits, then their best words.
+def _top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return what `topk` returns, faster for large vocabularies.
 
-    The best `count` words lie in the `count` blocks with the highest maxima, so nothing is missed;
-    and a maximum is many times cheaper than an order.
+    The top `count` tokens lie in the `count` blocks with the highest maxima, and a maximum is much
+    cheaper than a partial sort.
     """
     num_blocks = logits.shape[1] // BLOCK
     if num_blocks <= count:

@@ -53,7 +53,7 @@ from attune.models.base import (
     Stage,
     State,
 )
-from attune.models.decoding import drawn
+from attune.models.decoding import sample_categorical
 from attune.models.latents import annealing_weight
 from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward
 from attune.models.multitask import SMALL
@@ -582,7 +582,7 @@ class DualEmp(Transformer):
                 newest = logits.argmax(dim=1)
             else:
                 shares = logits.float().softmax(dim=1)
-                newest = drawn(shares, torch.rand_like(shares[:, 0]))
+                newest = sample_categorical(shares, torch.rand_like(shares[:, 0]))
             going = going & (newest != specials["<eos>"])
             if not bool(going.any()):
                 break

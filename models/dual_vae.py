@@ -32,7 +32,7 @@ from attune.models.base import (
     SearchSpaces,
     State,
 )
-from attune.models.latents import Gaussian, annealing_weight, divergence, sample_gaussian
+from attune.models.latents import Gaussian, annealing_weight, gaussian_kl, sample_gaussian
 from attune.models.layers import Decoder, Encoder
 from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
 from attune.models.transformer import EmbeddedBatch
@@ -103,7 +103,7 @@ class DualVae(MultiTransformer):
         z = sample_gaussian(*posterior) if self.training else prior[0]
         mask = torch.ones_like(encoded_response[:, :, 0], dtype=torch.bool)[:, None, None, :]
         reconstructed = self.response_decoder(embedded.decoder_inputs, encoded_response, mask)
-        kl = divergence(*posterior, *prior).sum() / batch.samples
+        kl = gaussian_kl(*posterior, *prior).sum() / batch.samples
         return {
             "nll": self.compute_nll(batch, self._decode_latent(embedded, hidden, z), embedded),
             "emotion": emotion_loss(self.classifier(h_cls), batch),

@@ -31,10 +31,10 @@ def sample_gaussian(mean: Tensor, log_variance: Tensor) -> Tensor:
     return mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
 
 
-def divergence(
+def gaussian_kl(
     mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor
 ) -> Tensor:
     """(..., D) -> (...) Kullback-Leibler divergence of a Gaussian from its prior."""
     ratio = log_variance - prior_log_variance
-    off = (mean - prior_mean).square() * (-prior_log_variance).exp()
-    return 0.5 * (ratio.exp() - ratio - 1 + off).sum(dim=-1)
+    shift = (mean - prior_mean).square() * (-prior_log_variance).exp()
+    return 0.5 * (ratio.exp() - ratio - 1 + shift).sum(dim=-1)

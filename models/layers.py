@@ -1,4 +1,4 @@
-"""Blocks that at least two papers use.
+"""Layers that at least two papers use.
 
 Shapes: B batch, T target or query length, S source length, D width, H heads, V vocabulary.
 """
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 
 class WordEmbedding(nn.Module):
-    """Word vectors of any dimension for a model of any width.
+    """Token embeddings, random or pretrained, projected to the model's width.
 
-    Vectors that were loaded (GloVe's 100 or 300, say) keep their own dimension, and where that is
-    not the model's width a learned projection leads from one to the other.
+    Pretrained vectors (GloVe's 100 or 300 dimensions, say) keep their dimension; where it differs
+    from the model's width a linear layer projects them.
 
-    Words and positions both begin with a spread of 1 / sqrt(dimension), loaded words too: beside
-    larger positions words would hardly be seen for epochs, and larger words are noise that takes
-    epochs to unlearn (docs/log.md). It also is the right spread for an output layer that shares
-    the table.
+    Tokens and positions are both initialised with a standard deviation of 1 / sqrt(dimension), and
+    pretrained vectors are scaled to it. With larger positions the tokens have almost no influence
+    for epochs; larger tokens are noise that takes epochs to unlearn (docs/log.md). It is also the
+    right scale for an output layer that shares the table.
     """
 
     def __init__(
@@ -29,24 +29,25 @@ class WordEmbedding(nn.Module):
     ):
         super().__init__()
         dimension = width if vectors is None else vectors.shape[1]
-        spread = dimension**-0.5
+        std = dimension**-0.5
         self.table = nn.Embedding(num_tokens, dimension, padding_idx=padding)
         self.project = (
             nn.Identity() if dimension == width else nn.Linear(dimension, width, bias=False)
         )
         with torch.no_grad():
             if vectors is None:
-                nn.init.normal_(self.table.weight, std=spread)
+                nn.init.normal_(self.table.weight, std=std)
                 self.table.weight[padding].zero_()
             else:
-                found = vectors[vectors.any(dim=1)]
-                scale = spread / found.std() if len(found) else 1.0  # nothing: weights follow
+                known = vectors[vectors.any(dim=1)]  # tokens without a vector have zeros
+                # All zeros: an empty model, whose weights are loaded later.
+                scale = std / known.std() if len(known) else 1.0
                 self.table.weight.copy_(vectors * scale)
 
     def forward(self, *tokens: Tensor) -> tuple[Tensor, ...]:
-        """Each (B, T) -> (B, T, D).
+        """Embed each tensor: (B, T) -> (B, T, D).
 
-        They are looked up together: the gradient of each look is as large as the table.
+        One lookup for all, because the gradient of each lookup is as large as the table.
         """
         embedded = self.project(self.table(torch.cat([each.flatten() for each in tokens])))
         parts = embedded.split([each.numel() for each in tokens])
@@ -56,47 +57,50 @@ class WordEmbedding(nn.Module):
 
 
 class Positions(nn.Module):
-    """Sines and cosines of the position (Vaswani et al. 2017), for sequences of any length, with
-    the spread of `WordEmbedding`."""
+    """Sinusoidal position encodings (Vaswani et al. 2017) for sequences of any length, at the
+    scale of `WordEmbedding`."""
 
     table: Tensor
 
     def __init__(self, width: int):
         super().__init__()
         self.width = width
-        self.register_buffer("table", self._made(512), persistent=False)
+        self.register_buffer("table", self._compute_table(512), persistent=False)
 
     def forward(self, length: int, start: int = 0) -> Tensor:
-        """(length, D), from position `start` on."""
+        """Return the encodings of positions from `start`: (length, D)."""
         if start + length > len(self.table):
-            self.table = self._made(2 * (start + length)).to(self.table)
+            self.table = self._compute_table(2 * (start + length)).to(self.table)
         return self.table[start : start + length]
 
-    def _made(self, length: int) -> Tensor:
+    def _compute_table(self, length: int) -> Tensor:
         half = math.ceil(self.width / 2)
         rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
         angles = torch.arange(length)[:, None] * rates
         waves = torch.cat([angles.sin(), angles.cos()], dim=1)[:, : self.width]
-        return waves * math.sqrt(2 / self.width)  # a wave of height 1 has a spread of sqrt(1 / 2)
+        return waves * math.sqrt(2 / self.width)  # a sine has a standard deviation of sqrt(1 / 2)
 
 
 class Packing:
-    """The real words of a batch one after another, and back: what is done to each word alone need
-    not be done to padding. F.embedding is the indexing whose gradient is fast."""
+    """Conversion between padded (B, S, D) and packed (N, D) tensors, where N counts real tokens.
+
+    Layers that treat each token alone need not process padding. F.embedding is the indexing
+    operation with the fastest gradient.
+    """
 
     def __init__(self, mask: Tensor):
-        real = mask.flatten()  # (B, 1, 1, S), True for words
-        self.places = real.nonzero().squeeze(1)
-        self.samples = self.places // mask.shape[-1]
-        """(N,) the row each word is from."""
-        nearest = (real.cumsum(dim=0) - 1).clamp(min=0)  # of padding: any word
+        real = mask.flatten()  # (B, 1, 1, S), True for real tokens
+        self.positions = real.nonzero().squeeze(1)
+        self.samples = self.positions // mask.shape[-1]
+        """(N,) the sample of each token."""
+        nearest = (real.cumsum(dim=0) - 1).clamp(min=0)  # padding gets any real token
         self.nearest = nearest.view(len(mask), -1)
 
-    def pack(self, spread: Tensor) -> Tensor:
+    def pack(self, padded: Tensor) -> Tensor:
         """(B, S, D) -> (N, D)."""
-        return F.embedding(self.places, spread.flatten(0, 1))
+        return F.embedding(self.positions, padded.flatten(0, 1))
 
-    def spread(self, packed: Tensor) -> Tensor:
+    def unpack(self, packed: Tensor) -> Tensor:
         """(N, D) -> (B, S, D)."""
         return F.embedding(self.nearest, packed)
 
@@ -113,14 +117,15 @@ class Attention(nn.Module):
         self.out = nn.Linear(key_depth, width, bias=False)
 
     def project_kv(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, S, D/H) of what is attended to."""
+        """Return keys and values of the source: (B, H, S, D/H)."""
         keys, values = self._project(source, self.keys, self.values)
         return keys, values
 
     def project_qkv(
         self, hidden: Tensor, packing: Packing | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, T, D/H) of what attends to itself, packed or not."""
+        """Return queries, keys and values for self-attention, (B, H, T, D/H), of padded or packed
+        hidden states."""
         layers = self.queries, self.keys, self.values
         queries, keys, values = self._project(hidden, *layers, packing=packing)
         return queries, keys, values
@@ -128,14 +133,16 @@ class Attention(nn.Module):
     def cross_attend(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """(B, T, D) from (B, T, D); `mask` (B or 1, 1, T or 1, S) is True where to look."""
+        """Attend from (B, T, D) to projected keys and values; `mask` (B or 1, 1, T or 1, S) is True
+        at positions that may be attended to."""
         return self.attend(self._split_heads(self.queries(query)), keys, values, mask)
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
         *, causal: bool = False, packing: Packing | None = None,
     ) -> Tensor:  # fmt: skip
-        """(B, T, D), or packed (N, D), from queries, keys and values of all heads."""
+        """Return the attention's output, (B, T, D) or packed (N, D), from the projections of all
+        heads."""
         mixed = F.scaled_dot_product_attention(
             queries,
             keys,
@@ -149,7 +156,7 @@ class Attention(nn.Module):
         return attended
 
     def attention_weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, S) how much each query looks at each key, the heads averaged: to be shown."""
+        """Return the attention weights averaged over heads, (B, T, S), for explanations."""
         queries = self._split_heads(self.queries(query))
         products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
         return products.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=1)
@@ -157,19 +164,18 @@ class Attention(nn.Module):
     def _project(
         self, tensor: Tensor, *layers: nn.Linear, packing: Packing | None = None
     ) -> Iterator[Tensor]:
-        """What several layers make of the same, as one product: they are narrow, and the gradient
-        of what they share is summed within it."""
-        made = F.linear(tensor, torch.cat([layer.weight for layer in layers]))
-        made = made if packing is None else packing.spread(made)
-        return (self._split_heads(part) for part in made.chunk(len(layers), dim=-1))
+        """Apply several layers to one tensor by one matrix product, which is faster for narrow
+        layers and also sums the gradients of the tensor."""
+        outputs = F.linear(tensor, torch.cat([layer.weight for layer in layers]))
+        outputs = outputs if packing is None else packing.unpack(outputs)
+        return (self._split_heads(part) for part in outputs.chunk(len(layers), dim=-1))
 
     def _split_heads(self, tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with an activation between; what it is given may be wider than what it
-    makes."""
+    """Two linear layers with an activation between; the input may be wider than the output."""
 
     def __init__(
         self, width: int, filter_width: int, dropout: float = 0.0, *,
@@ -184,7 +190,7 @@ class FeedForward(nn.Sequential):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each normalised before and added after."""
+    """Self-attention and feed-forward with residual connections and pre-normalisation."""
 
     def __init__(
         self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
@@ -199,10 +205,10 @@ class EncoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor, packing: Packing | None = None) -> Tensor:
         """(B, S, D) -> (B, S, D), or packed (N, D) -> (N, D)."""
-        looked = self.attention.project_qkv(self.attention_norm(hidden), packing)
-        hidden = hidden + self.dropout(self.attention.attend(*looked, mask, packing=packing))
-        mixed: Tensor = hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
-        return mixed
+        qkv = self.attention.project_qkv(self.attention_norm(hidden), packing)
+        hidden = hidden + self.dropout(self.attention.attend(*qkv, mask, packing=packing))
+        output: Tensor = hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+        return output
 
 
 class Encoder(nn.Module):
@@ -243,24 +249,24 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Keys and values of the source; a layer that heeds something beside it (gates, an emotion)
-        keeps that, too."""
+        """Return keys and values of the source; a subclass that uses a condition (gates, an
+        emotion) appends it."""
         return self.cross_attention.project_kv(source)
 
     def forward(
         self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor,
         past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-        """(B, T, D) -> the same and the keys and values so far.
+        """Return hidden states (B, T, D) and the keys and values of all positions so far.
 
-        Without a past all T positions are new and see only what is before them; with one, T is 1.
+        Without a past all T positions are new and attend causally; with one, T is 1.
         """
         hidden, now = self._self_attend(hidden, past)
         hidden = self._cross_attend(hidden, source, mask)
         return hidden + self.dropout(self._apply_feed_forward(hidden, source)), now
 
     def attention_weights(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
-        """(B, T, S) how much each position looks at each place of the source."""
+        """Return the cross-attention weights, (B, T, S)."""
         hidden, _ = self._self_attend(hidden, None)
         return self.cross_attention.attention_weights(self.cross_norm(hidden), source[0], mask)
 
@@ -270,23 +276,23 @@ class DecoderLayer(nn.Module):
         queries, keys, values = self.self_attention.project_qkv(self.self_norm(hidden))
         if past is not None:
             keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
-        looked = self.self_attention.attend(queries, keys, values, causal=past is None)
-        return hidden + self.dropout(looked), (keys, values)
+        attended = self.self_attention.attend(queries, keys, values, causal=past is None)
+        return hidden + self.dropout(attended), (keys, values)
 
     def _cross_attend(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         keys, values = source[:2]
-        looked = self.cross_attention.cross_attend(self.cross_norm(hidden), keys, values, mask)
-        attended: Tensor = hidden + self.dropout(looked)
-        return attended
+        attended = self.cross_attention.cross_attend(self.cross_norm(hidden), keys, values, mask)
+        output: Tensor = hidden + self.dropout(attended)
+        return output
 
     def _apply_feed_forward(self, hidden: Tensor, source: tuple[Tensor, ...]) -> Tensor:
-        """What is added at last."""
-        made: Tensor = self.feed_forward(self.feed_forward_norm(hidden))
-        return made
+        """Return the feed-forward output, without the residual connection."""
+        output: Tensor = self.feed_forward(self.feed_forward_norm(hidden))
+        return output
 
 
 class Decoder(nn.Module):
-    """A stack of decoder layers that decodes all positions at once, or one after another."""
+    """A stack of decoder layers that decodes all positions at once or step by step."""
 
     def __init__(self, width: int, num_layers: int, num_heads: int, key_depth: int,
                  filter_width: int, dropout: float,
@@ -302,12 +308,12 @@ class Decoder(nn.Module):
     def init_state(
         self, source: Tensor, mask: Tensor, condition: Tensor | None = None
     ) -> dict[str, Any]:
-        """The state before the first token: the source's keys and values, computed once."""
+        """Return the state before the first token, with the source's keys and values."""
         layers = [list(layer.project_kv(source, condition)) for layer in self._layers()]
         return {"source": layers, "mask": mask, "past": [None] * len(layers), "length": 0}
 
     def step(self, embedded: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """(B, 1, D) the newest token -> (B, D), and the state with it."""
+        """Decode the newest token, (B, 1, D); return its hidden state (B, D) and the new state."""
         hidden, past = embedded, []
         stack = zip(self.layers, state["source"], state["past"], strict=True)
         for layer, source, before in stack:
@@ -319,7 +325,7 @@ class Decoder(nn.Module):
     def forward(
         self, embedded: Tensor, source: Tensor, mask: Tensor, condition: Tensor | None = None
     ) -> Tensor:
-        """(B, T, D) all positions at once, for training."""
+        """Decode all positions at once, for training: (B, T, D) -> (B, T, D)."""
         hidden = embedded
         for layer in self._layers():
             hidden, _ = layer(hidden, layer.project_kv(source, condition), mask)
@@ -327,7 +333,7 @@ class Decoder(nn.Module):
         return normed
 
     def attention_weights(self, embedded: Tensor, source: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, S) how much the last layer's positions look at each place of the source."""
+        """Return the cross-attention weights of the last layer, (B, T, S)."""
         hidden = embedded
         *lower, last = self._layers()
         for layer in lower:

@@ -1,28 +1,26 @@
 """MIME: mimicking emotions for empathetic response generation (Majumder et al. 2020).
 
-The context is read as in the Transformer, and the emotion is the one whose embedding is most like
-the state of `<cls>` (eq. 1-6). Emotions fall into two groups, positive and negative (Table 1). For
-each group a Gaussian latent gives a distribution over the group's emotions, whose embeddings are
-averaged with it: the emotion of the response if it were positive, and if it were negative (eq.
-7-17). The one of the speaker's own polarity mimics the speaker, the other does not; each refines
-the context's words by an encoder of its own weights (eq. 18-23), a gate fuses the two (eq. 24-27),
-and the decoder attends to what results (eq. 28-31).
+The context is encoded by a Transformer, and the emotion is classified by the similarity of its
+embedding to the hidden state of `<cls>` (eq. 1-6). Emotions form two groups, positive and negative
+(Table 1). For each group, a Gaussian latent variable gives a distribution over the group's
+emotions; the mean of their embeddings under it is the emotion of a positive and of a negative
+response (eq. 7-17). The response emotion of the speaker's polarity mimics the speaker, the other
+does not. Each refines the hidden states of the context (eq. 18-23), a gate fuses the two results
+(eq. 24-27), and the decoder attends to the fused context (eq. 28-31).
 
 Deviations: as in `transformer.py`, and
-- eq. 16-17 condition the posterior of a group on the very representation that is made from its
-  sample. Ours is conditioned on the embedding of the true emotion where that belongs to the group,
-  and on the mean of the group's embeddings otherwise; the likelihood term is the log-probability
-  that the group's distribution gives to the true emotion, and there is none where that belongs to
-  the other group.
+- In eq. 16-17 the posterior of a group is conditioned on a representation that is computed from its
+  own sample. Here it is conditioned on the embedding of the true emotion if the group contains it,
+  and on the mean of the group's embeddings otherwise. The likelihood term is the log-probability of
+  the true emotion under the group's distribution; a group without the true emotion has none.
 - Table 5 has "neither", "grouping only" and "both": without groups there is nothing to mimic, and
   one distribution over all emotions with one refined context remains.
-- The divergence in eq. 16-17 is weighed with a share that rises from 0 (`annealing_steps`).
-- Without stochasticity the latent is the prior's mean in training, too: no posterior, and no
-  divergence.
-- While it learns, the speaker's polarity is the true emotion's; otherwise the predicted one's. The
-  public code tests with the true one.
-- Perplexity is taken, and answers are made, at the prior's mean unless `stochasticity` is switched
-  on for an answer.
+- The weight of the KL divergence in eq. 16-17 rises from 0 (`annealing_steps`).
+- Without stochasticity the latent variable is the prior's mean in training, too: there is no
+  posterior and no KL divergence.
+- In training the speaker's polarity is that of the true emotion, otherwise that of the predicted
+  one. The public code uses the true one in tests.
+- Perplexity and answers use the prior's mean, unless the control `stochasticity` is on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,8 +45,8 @@ from attune.models.base import (
     SearchSpaces,
     State,
 )
-from attune.models.decoding import seeded
-from attune.models.latents import annealing_weight, divergence
+from attune.models.decoding import sample_generators
+from attune.models.latents import annealing_weight, gaussian_kl
 from attune.models.layers import Encoder, Packing
 from attune.models.multitask import SMALL, emotion_loss
 from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig
@@ -70,88 +68,89 @@ NO_TARGET = -100
 
 @dataclass(frozen=True, kw_only=True)
 class MimeConfig(TransformerConfig):
-    """The Transformer's, which of the ideas are in, and how they are weighed."""
+    """The Transformer's settings, MIME's components and the weights of its loss terms."""
 
     classification_weight: float = 1.0
-    """Alpha of eq. 32: of the emotion's cross-entropy."""
+    """Weight of the emotion's cross-entropy (alpha of eq. 32)."""
     elbo_weight: float = 1.0
-    """Beta of eq. 32: of both groups' evidence bounds."""
+    """Weight of the evidence lower bounds of both groups (beta of eq. 32)."""
     response_weight: float = 1.0
-    """Gamma of eq. 32: of the response's likelihood."""
+    """Weight of the response's likelihood (gamma of eq. 32)."""
     mimicry: bool = True
-    """Tell the refined context of the speaker's own polarity from the other (eq. 18-19)."""
+    """Order the refined contexts by the speaker's polarity: mimicking first (eq. 18-19)."""
     grouping: bool = True
-    """Positive and negative emotions apart; without, one distribution over all."""
+    """Separate positive and negative emotions; if false, one distribution covers all emotions."""
     stochasticity: bool = True
-    """Learn from samples of the latent instead of its mean."""
+    """Train with samples of the latent variable instead of its mean."""
     moved: str = ""
-    """Emotions that stand in the other group than in Table 1, comma-separated; the paper itself
-    doubts `surprised` and `anticipating`."""
+    """Emotions to move to the other group of Table 1, comma-separated; the paper itself questions
+    the place of `surprised` and `anticipating`."""
     positive_threshold: float = 0.5
-    """A context counts as positive where the likeliest positive emotion has this share of the sum
-    of the likeliest positive and the likeliest negative one; at 0.5 the likeliest decides."""
+    """A context is positive if p / (p + n) reaches this value, where p and n are the probabilities
+    of the likeliest positive and negative emotion; 0.5 compares the two."""
     gate: Literal["each", "pair", "open"] = "each"
-    """Eq. 25: a gate for each number of both representations, one for each representation of a
-    word, or none, everything passing."""
+    """Gates of eq. 25: one for each dimension of both representations, one for each representation
+    of a token, or none (always open)."""
     sampling_temperature: float = 1.0
-    """Factor of the deviation with which the latent is sampled."""
+    """Factor of the standard deviation when the latent variable is sampled."""
     annealing_steps: int = 10_000
-    """Steps in which the weight of the bounds' divergence rises from 0 to 1; 0 weighs it fully from
-    the first on, as eq. 16 is written."""
+    """Steps in which the weight of the KL divergence rises from 0 to 1; 0 uses the full weight from
+    the first step, as in eq. 16."""
 
     def __post_init__(self) -> None:
         if self.mimicry and not self.grouping:
-            raise ValueError("mimicry=true needs grouping=true: whoever mimics takes a side")
+            raise ValueError("mimicry=true needs grouping=true: set mimicry=false as well")
         if not 0 < self.positive_threshold < 1:
             raise ValueError(
-                f"positive_threshold={self.positive_threshold}: between 0 and 1 is expected"
+                "positive_threshold: expected a number between 0 and 1, "
+                f"got {self.positive_threshold}"
             )
         known = sorted(name for names in TABLE_1.values() for name in names)
         for name in self.moved_emotions():
             if name not in known:
-                raise ValueError(f"moved={self.moved}: '{name}' is none of {', '.join(known)}")
+                raise ValueError(f"moved: unknown emotion '{name}'; choose from {', '.join(known)}")
 
     def moved_emotions(self) -> list[str]:
-        """The names in `moved`."""
+        """Return the names in `moved`."""
         return [name.strip() for name in self.moved.split(",") if name.strip()]
 
 
 class Latent(nn.Module):
-    """For each group a Gaussian whose mean and deviation are read off the context (eq. 11-13)."""
+    """One Gaussian per group, with mean and variance computed from the context (eq. 11-13)."""
 
-    def __init__(self, inside: int, width: int, num_groups: int, *, spread: bool):
+    def __init__(self, input_width: int, width: int, num_groups: int, *, with_variance: bool):
         super().__init__()
-        self.spread = spread
-        outside = 2 * width if spread else width  # the mean, and the logarithm of the variance
-        self.first = nn.Linear(inside, width)
-        self.weight = nn.Parameter(torch.empty(num_groups, width, outside))
-        self.bias = nn.Parameter(torch.empty(num_groups, 1, outside))
+        self.with_variance = with_variance
+        output_width = 2 * width if with_variance else width  # the mean and the log-variance
+        self.hidden_layer = nn.Linear(input_width, width)
+        self.weight = nn.Parameter(torch.empty(num_groups, width, output_width))
+        self.bias = nn.Parameter(torch.empty(num_groups, 1, output_width))
         for parameter in (self.weight, self.bias):
-            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)  # as nn.Linear begins
+            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)  # as nn.Linear does
 
-    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, inside), or one for each group (groups, B, inside) -> mean and logarithm of the
-        variance, (groups, B, D) each."""
-        hidden = self.first(given).relu()  # eq. 11
-        made = torch.baddbmm(self.bias, hidden.expand(len(self.weight), -1, -1), self.weight)
-        if not self.spread:
-            return made, torch.full_like(made, -torch.inf)
-        mean, log_variance = made.chunk(2, dim=-1)  # eq. 12-13
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-variance, (groups, B, D) each, of inputs (B, inputs) shared by all
+        groups or (groups, B, inputs)."""
+        hidden = self.hidden_layer(inputs).relu()  # eq. 11
+        outputs = torch.baddbmm(self.bias, hidden.expand(len(self.weight), -1, -1), self.weight)
+        if not self.with_variance:
+            return outputs, torch.full_like(outputs, -torch.inf)
+        mean, log_variance = outputs.chunk(2, dim=-1)  # eq. 12-13
         return mean, log_variance
 
 
 @dataclass(frozen=True, kw_only=True)
-class Felt:
-    """The emotion of the response, for each group."""
+class ResponseEmotion:
+    """The distribution over the emotions of the response, for each group."""
 
-    shares: Tensor
+    probs: Tensor
     """(groups, B, emotions), 0 for emotions of another group."""
-    bounds: Tensor
-    """(groups, B) what each adds to its evidence bound's loss."""
+    negative_elbo: Tensor
+    """(groups, B), each sample's part in the loss of a group."""
 
 
 class Mime(Transformer):
-    """Two emotions of the response, one like the speaker's, one not, fused by a gate."""
+    """A mimicking and a non-mimicking response emotion, fused by a gate."""
 
     system = "MIME"
     paper = "Majumder et al. 2020"
@@ -193,248 +192,276 @@ class Mime(Transformer):
         "stochasticity": (OFF, ON),
         "seed": tuple(str(number) for number in range(100)),
     }
-    members: Tensor
-    likened: Tensor
-    targets: Tensor
+    group_mask: Tensor
+    posterior_emotion_mix: Tensor
+    group_targets: Tensor
 
     def __init__(self, config: MimeConfig, data_info: DataInfo):
         super().__init__(config, data_info)
-        width = config.width
-        self.groups = groups_of(config, data_info.emotions)
-        """By name, the numbers of a group's emotions."""
-        members = torch.zeros(len(self.groups), len(data_info.emotions), dtype=torch.bool)
-        for number, numbers in enumerate(self.groups.values()):
-            members[number, numbers] = True
-        self.register_buffer("members", members, persistent=False)  # (groups, emotions)
-        # Of each true emotion, the last row being of none: what the groups' posteriors are given as
-        # shares of all emotions (emotions + 1, groups, emotions), and what the groups are to
-        # predict (emotions + 1, groups), nothing where it is of another group. Looked up, since a
-        # dozen small operations cost more than the arithmetic in them.
-        own = F.pad(members.t(), (0, 0, 0, 1))
-        average = members / members.sum(dim=1, keepdim=True)
-        itself = F.pad(torch.eye(len(data_info.emotions)), (0, 0, 0, 1))
-        likened = torch.where(own[..., None], itself[:, None], average)
-        targets = torch.arange(len(own))[:, None].where(own, NO_TARGET)
-        self.register_buffer("likened", likened, persistent=False)
-        self.register_buffer("targets", targets, persistent=False)
-        self.emotions = nn.Embedding(
-            len(data_info.emotions), width
-        )  # E_E, of classifier and decoder
+        width, num_emotions = config.width, len(data_info.emotions)
+        self.groups = group_emotions(config, data_info.emotions)
+        """The indices of each group's emotions, by the group's name."""
+        self._register_group_buffers(num_emotions)
+        self.emotions = nn.Embedding(num_emotions, width)  # E_E, of classifier and decoder
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
-        self.likeness = nn.Linear(width, width, bias=False)  # W_E
-        self.prior = Latent(width, width, len(self.groups), spread=config.stochasticity)
+        self.similarity = nn.Linear(width, width, bias=False)  # W_E
+        self.prior = Latent(width, width, len(self.groups), with_variance=config.stochasticity)
         if config.stochasticity:
-            self.posterior = Latent(2 * width, width, len(self.groups), spread=True)
-        self.choose = nn.Linear(
-            width, len(data_info.emotions)
-        )  # each group's, an emotion being of one
-        self.tell = nn.Linear(2 * width, width)  # of a word and an emotion, as the encoder reads it
+            self.posterior = Latent(2 * width, width, len(self.groups), with_variance=True)
+        self.emotion_head = nn.Linear(width, num_emotions)  # shared: an emotion is in one group
+        self.condition_on_emotion = nn.Linear(2 * width, width)
         self.refine = Encoder(
             width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
             config.dropout,
         )  # fmt: skip
-        both = len(self.groups) * width
-        opened = {"each": both, "pair": len(self.groups)}
-        if config.gate in opened:
-            self.contribution = nn.Linear(both, opened[config.gate])
-        self.fuse = nn.Linear(both, width)
-        self._let_words_through()
+        fused_width = len(self.groups) * width
+        num_gates = {"each": fused_width, "pair": len(self.groups)}
+        if config.gate in num_gates:
+            self.contribution = nn.Linear(fused_width, num_gates[config.gate])
+        self.fuse = nn.Linear(fused_width, width)
+        self._init_as_identity()
+
+    def _register_group_buffers(self, num_emotions: int) -> None:
+        """Precompute what depends on the true emotion only.
+
+        A lookup is cheaper than a dozen small operations per step. The last row of the tables
+        indexed by the true emotion is for samples without one (-1).
+        """
+        group_mask = torch.zeros(len(self.groups), num_emotions, dtype=torch.bool)
+        for group, indices in enumerate(self.groups.values()):
+            group_mask[group, indices] = True
+        in_group = F.pad(group_mask.t(), (0, 0, 0, 1))  # (emotions + 1, groups)
+        group_mean = group_mask / group_mask.sum(dim=1, keepdim=True)
+        one_hot = F.pad(torch.eye(num_emotions), (0, 0, 0, 1))
+        # The weights of the emotion embeddings that condition each group's posterior:
+        # (emotions + 1, groups, emotions).
+        emotion_mix = torch.where(in_group[..., None], one_hot[:, None], group_mean)
+        # The emotion that each group has to predict: (emotions + 1, groups).
+        targets = torch.arange(len(in_group))[:, None].where(in_group, NO_TARGET)
+        self.register_buffer("group_mask", group_mask, persistent=False)  # (groups, emotions)
+        self.register_buffer("posterior_emotion_mix", emotion_mix, persistent=False)
+        self.register_buffer("group_targets", targets, persistent=False)
 
     @torch.no_grad()
-    def _let_words_through(self) -> None:
-        """Begin with what the encoders made of the words, unchanged.
+    def _init_as_identity(self) -> None:
+        """Initialise eq. 20-27 so that they pass the encoder's hidden states on unchanged.
 
-        No residual leads past eq. 20-27: through layers that begin at random little of the words
-        comes out, and answers stay the same few phrases for epochs (docs/log.md).
+        No residual connection bypasses these layers: with random weights little of the context
+        reaches the decoder, and answers stay the same few phrases for epochs (docs/log.md).
         """
-        same = torch.eye(self.config.width)
-        opened = 1.0 if self.config.gate == "open" else 0.5
-        self.tell.weight[:, : self.config.width] = same
-        self.fuse.weight.copy_(same.repeat(1, len(self.groups)) / (opened * len(self.groups)))
+        identity = torch.eye(self.config.width)
+        initial_gate = 1.0 if self.config.gate == "open" else 0.5
+        self.condition_on_emotion.weight[:, : self.config.width] = identity
+        num_groups = len(self.groups)
+        self.fuse.weight.copy_(identity.repeat(1, num_groups) / (initial_gate * num_groups))
 
     def loss_weights(self) -> dict[str, float]:
-        """Eq. 32."""
-        bounds = {f"elbo_{name}": self.config.elbo_weight for name in self.groups}
+        """Return the weights of eq. 32."""
+        elbo_weights = {f"elbo_{name}": self.config.elbo_weight for name in self.groups}
         return {
             "nll": self.config.response_weight,
             "emotion": self.config.classification_weight,
-            **bounds,
+            **elbo_weights,
         }
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The four terms of eq. 32."""
+        """Return the unweighted terms of eq. 32: response, emotion, and one ELBO per group."""
         batch = batches[PAIRED]
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        logits = self.scores(source[:, 0])
-        felt = self._felt_in_training(source[:, 0], batch["emotion"], progress)
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)  # (B, S, D)
+        h_cls = hidden[:, 0]
+        emotion_logits = self.classify_emotion(h_cls)
+        posterior = self.posterior_emotions(h_cls, batch["emotion"], progress)
         if self.training:
-            positive = self._truly_first_group(logits, batch["emotion"])
-        else:  # what is looked at in between is what answers will be made from
-            felt = replace(felt, shares=self._felt(source[:, 0]))
-            positive = self._first_group(logits)
-        fused, _ = self._refined(source, words, felt.shares, positive)
-        bounds = zip(self.groups, felt.bounds, strict=True)
+            emotion_probs = posterior.probs
+            is_positive = self._true_polarity(batch["emotion"], emotion_logits)
+        else:  # validation must see what decoding will see: the prior and the predicted polarity
+            emotion_probs = self.prior_emotions(h_cls)
+            is_positive = self._predict_polarity(emotion_logits)
+        fused, _ = self._fuse_emotions(hidden, embedded, emotion_probs, is_positive)
+        elbo_terms = zip(self.groups, posterior.negative_elbo, strict=True)
         return {
-            "nll": self.compute_nll(batch, self._decoded(words, fused), words),
-            "emotion": emotion_loss(logits, batch),
-            **{f"elbo_{name}": bound.sum() / batch.samples for name, bound in bounds},
+            "nll": self.compute_nll(batch, self._decode_fused(embedded, fused), embedded),
+            "emotion": emotion_loss(emotion_logits, batch),
+            **{f"elbo_{name}": term.sum() / batch.samples for name, term in elbo_terms},
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The emotion from the state of `<cls>`."""
-        source = self.encode_context(self.embed(batch))
-        return {"emotion": self.scores(source[:, 0]).log_softmax(dim=-1)}
+        """Return the log-probabilities of the emotions (eq. 4-5)."""
+        hidden = self.encode_context(self.embed(batch))
+        return {"emotion": self.classify_emotion(hidden[:, 0]).log_softmax(dim=-1)}
 
-    def decode(self, words: EmbeddedBatch, source: Tensor) -> Tensor:
-        """Hidden states (B, T, D) that predict the response, the latent at its prior mean."""
-        fused, _ = self._understood(source, words, self._felt(source[:, 0]))
-        return self._decoded(words, fused)
+    def decode(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
+        """Return the decoder's hidden states (B, T, D), with the latent variable at its prior
+        mean."""
+        emotion_probs = self.prior_emotions(hidden[:, 0])
+        fused, _ = self._fuse_by_predicted_polarity(hidden, embedded, emotion_probs)
+        return self._decode_fused(embedded, fused)
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """The fused context, made with samples of the latent where stochasticity is asked for."""
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        chosen = {"stochasticity": OFF, "seed": "0", **(controls or {})}
+        """Return the decoder's state over the fused context; with the control `stochasticity` the
+        latent variable is sampled."""
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)
+        settings = {"stochasticity": OFF, "seed": "0", **(controls or {})}
         noise = None
-        if chosen["stochasticity"] == ON:
-            noise = self._noise(batch["index"], int(chosen["seed"]))
-        fused, _ = self._understood(source, words, self._felt(source[:, 0], noise))
-        return self.decoder.init_state(fused, _words_only(words.attention_mask))
+        if settings["stochasticity"] == ON:
+            noise = self._sample_noise(batch["index"], int(settings["seed"]))
+        emotion_probs = self.prior_emotions(hidden[:, 0], noise)
+        fused, _ = self._fuse_by_predicted_polarity(hidden, embedded, emotion_probs)
+        return self.decoder.init_state(fused, _without_cls(embedded.attention_mask))
 
-    def scores(self, context: Tensor) -> Tensor:
-        """(B, D) -> (B, emotions), eq. 4."""
-        products: Tensor = self.likeness(context) @ self.emotions.weight.t()
-        return products
+    def classify_emotion(self, h_cls: Tensor) -> Tensor:
+        """Return the logits of the speaker's emotion: (B, D) -> (B, emotions), eq. 4."""
+        logits: Tensor = self.similarity(h_cls) @ self.emotions.weight.t()
+        return logits
 
-    def _felt(self, context: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Each group's distribution from the prior: at its mean, or off it by noise (eq. 7-9)."""
-        mean, log_variance = self.prior(context)
-        latent = mean if noise is None else self._sampled(mean, log_variance, noise)
-        return self._log_shares(latent).exp()
+    def prior_emotions(self, h_cls: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return each group's distribution from the prior (eq. 7-9), at its mean without noise:
+        (groups, B, emotions)."""
+        mean, log_variance = self.prior(h_cls)
+        z = mean if noise is None else self._reparameterize(mean, log_variance, noise)
+        return self._group_log_probs(z).exp()
 
-    def _log_shares(self, latent: Tensor) -> Tensor:
-        """(groups, B, D) -> (groups, B, emotions), each group's own emotions sharing 1."""
-        logits: Tensor = self.choose(latent)
-        return logits.masked_fill(~self.members[:, None], -torch.inf).log_softmax(dim=-1)
+    def _group_log_probs(self, z: Tensor) -> Tensor:
+        """Return log-probabilities (groups, B, emotions), normalised over the emotions of each
+        group, from z (groups, B, D)."""
+        logits: Tensor = self.emotion_head(z)
+        return logits.masked_fill(~self.group_mask[:, None], -torch.inf).log_softmax(dim=-1)
 
-    def _felt_in_training(self, context: Tensor, emotion: Tensor, progress: Progress) -> Felt:
-        """Each group's distribution from the posterior, and its evidence bound (eq. 16-17)."""
-        mean, log_variance = self.prior(context)
-        off, latent = None, mean
+    def posterior_emotions(
+        self, h_cls: Tensor, emotion: Tensor, progress: Progress
+    ) -> ResponseEmotion:
+        """Return each group's distribution from the posterior and its negative ELBO (eq. 16-17)."""
+        mean, log_variance = self.prior(h_cls)
+        kl, z = None, mean
         if self.config.stochasticity:
             prior = mean, log_variance
-            felt = (self.likened[emotion] @ self.emotions.weight).transpose(0, 1)
-            given = torch.cat([context.expand_as(felt), felt], dim=-1)  # (groups, B, 2 D)
-            mean, log_variance = self.posterior(given)
-            off = divergence(mean, log_variance, *prior)
+            condition = (self.posterior_emotion_mix[emotion] @ self.emotions.weight).transpose(0, 1)
+            inputs = torch.cat([h_cls.expand_as(condition), condition], dim=-1)  # (groups, B, 2 D)
+            mean, log_variance = self.posterior(inputs)
+            kl = gaussian_kl(mean, log_variance, *prior)
             noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
-            latent = self._sampled(mean, log_variance, noise)
-        log_shares = self._log_shares(latent)
-        bounds = F.nll_loss(  # -log p of the true emotion, 0 in the other group
-            log_shares.permute(1, 2, 0), self.targets[emotion], reduction="none",
+            z = self._reparameterize(mean, log_variance, noise)
+        log_probs = self._group_log_probs(z)
+        negative_elbo = F.nll_loss(  # 0 in the group without the true emotion
+            log_probs.permute(1, 2, 0), self.group_targets[emotion], reduction="none",
             ignore_index=NO_TARGET,
         ).t()  # fmt: skip
-        if off is not None:
-            bounds = bounds + self._divergence_weight(progress) * off
-        return Felt(shares=log_shares.exp(), bounds=bounds)
+        if kl is not None:
+            negative_elbo = negative_elbo + self._kl_weight(progress) * kl
+        return ResponseEmotion(probs=log_probs.exp(), negative_elbo=negative_elbo)
 
-    def _divergence_weight(self, progress: Progress) -> float:
-        """With all of it from the first step on the latent never comes to say anything: its noise
-        drives out the weights that read it before they have learned to (docs/log.md)."""
+    def _kl_weight(self, progress: Progress) -> float:
+        """Return the annealed weight in training, 1 otherwise.
+
+        With the full weight from the first step the latent variable stays uninformative: its noise
+        shrinks the weights that use it before they have learned to (docs/log.md).
+        """
         return annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0
 
-    def _sampled(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
-        """Eq. 13-15."""
+    def _reparameterize(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
+        """Return a sample of the latent variable from standard normal noise (eq. 13-15)."""
         deviation = (0.5 * log_variance).exp()
         return torch.addcmul(mean, noise, deviation, value=self.config.sampling_temperature)
 
-    def _noise(self, index: Tensor, seed: int) -> Tensor:
-        """(groups, B, D), each sample's own, whatever batch it comes in."""
-        drawn = [
+    def _sample_noise(self, index: Tensor, seed: int) -> Tensor:
+        """Return noise (groups, B, D) that depends on each sample's index and not on its batch."""
+        noise = [
             torch.randn(len(self.groups), self.config.width, generator=generator)
-            for generator in seeded(index, seed)
+            for generator in sample_generators(index, seed)
         ]
-        return torch.stack(drawn, dim=1).to(index.device)
+        return torch.stack(noise, dim=1).to(index.device)
 
-    def _first_group(self, logits: Tensor) -> Tensor:
-        """(B,) whether the predicted emotion is of the first group: positive."""
+    def _predict_polarity(self, emotion_logits: Tensor) -> Tensor:
+        """Return whether the predicted emotion is positive: (B,)."""
         if not self.config.grouping:
-            return logits.new_ones(len(logits), dtype=torch.bool)
-        positive, negative = (logits[:, numbers].amax(dim=1) for numbers in self.groups.values())
+            return emotion_logits.new_ones(len(emotion_logits), dtype=torch.bool)
+        positive, negative = (
+            emotion_logits[:, indices].amax(dim=1) for indices in self.groups.values()
+        )
         # p / (p + n) of the two likeliest is a sigmoid of the difference of their logits.
         return (positive - negative).sigmoid() >= self.config.positive_threshold
 
-    def _truly_first_group(self, logits: Tensor, emotion: Tensor) -> Tensor:
-        """(B,) whether the true emotion is positive; the predicted one where there is none."""
-        true = self.members[0, emotion.clamp(min=0)]
-        known = emotion >= 0
-        return true if known.all() else torch.where(known, true, self._first_group(logits))
+    def _true_polarity(self, emotion: Tensor, emotion_logits: Tensor) -> Tensor:
+        """Return whether the true emotion is positive, or the predicted one where it is unknown:
+        (B,)."""
+        is_positive = self.group_mask[0, emotion.clamp(min=0)]
+        is_known = emotion >= 0
+        if is_known.all():
+            return is_positive
+        return torch.where(is_known, is_positive, self._predict_polarity(emotion_logits))
 
-    def _understood(
-        self, source: Tensor, words: EmbeddedBatch, shares: Tensor
+    def _fuse_by_predicted_polarity(
+        self, hidden: Tensor, embedded: EmbeddedBatch, emotion_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The fused context and its gates, by the predicted emotion."""
-        positive = self._first_group(self.scores(source[:, 0]))
-        return self._refined(source, words, shares, positive)
+        is_positive = self._predict_polarity(self.classify_emotion(hidden[:, 0]))
+        return self._fuse_emotions(hidden, embedded, emotion_probs, is_positive)
 
-    def _refined(
-        self, source: Tensor, words: EmbeddedBatch, shares: Tensor, positive: Tensor
+    def _fuse_emotions(
+        self, hidden: Tensor, embedded: EmbeddedBatch, emotion_probs: Tensor, is_positive: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The fused context (B, S - 1, D) without `<cls>`, and how far the gates of its N real
-        words are open (N, groups, D or 1)."""
-        felt = shares @ self.emotions.weight  # eq. 10: (groups, B, D)
-        if self.config.mimicry:  # eq. 18-19: what mimics comes first
-            felt = torch.where(positive[:, None], felt, felt.flip(0))
-        mask = _words_only(words.attention_mask)
-        both = mask.repeat(len(felt), 1, 1, 1)
-        once, in_groups = Packing(mask), Packing(both)
-        # Eq. 20-21: a linear layer on a word and an emotion is the sum of one on each.
-        of_words, of_emotions = self.tell.weight.split(self.config.width, dim=1)
-        told = F.linear(once.pack(source[:, 1:]), of_words, self.tell.bias)  # (N, D)
-        moods = F.embedding(in_groups.samples, (felt @ of_emotions.t()).flatten(0, 1))
-        told = told.repeat(len(felt), 1) + moods  # (groups * N, D)
-        refined = self.refine(told, both, in_groups)  # eq. 22-23
-        apart = torch.stack(refined.chunk(len(felt)), dim=1)  # (N, groups, D)
-        gates = self._gates(apart)
-        fused = self.fuse((gates * apart).flatten(1))  # eq. 26-27
-        return once.spread(fused), gates
+        """Return the fused context without `<cls>`, (B, S - 1, D), and the gates of its N real
+        tokens, (N, groups, D or 1)."""
+        e = emotion_probs @ self.emotions.weight  # eq. 10: (groups, B, D)
+        if self.config.mimicry:  # eq. 18-19: the mimicking emotion comes first
+            e = torch.where(is_positive[:, None], e, e.flip(0))
+        num_groups = len(e)
+        mask = _without_cls(embedded.attention_mask)
+        group_mask = mask.repeat(num_groups, 1, 1, 1)
+        packing, group_packing = Packing(mask), Packing(group_mask)
+        # Eq. 20-21: a linear layer of [token; emotion] is the sum of one of each.
+        token_weight, emotion_weight = self.condition_on_emotion.weight.split(
+            self.config.width, dim=1
+        )
+        bias = self.condition_on_emotion.bias
+        tokens = F.linear(packing.pack(hidden[:, 1:]), token_weight, bias)  # (N, D)
+        emotions = F.embedding(group_packing.samples, (e @ emotion_weight.t()).flatten(0, 1))
+        conditioned = tokens.repeat(num_groups, 1) + emotions  # (groups * N, D)
+        refined = self.refine(conditioned, group_mask, group_packing)  # eq. 22-23
+        by_group = torch.stack(refined.chunk(num_groups), dim=1)  # (N, groups, D)
+        gates = self._compute_gates(by_group)
+        fused = self.fuse((gates * by_group).flatten(1))  # eq. 26-27
+        return packing.unpack(fused), gates
 
-    def _gates(self, apart: Tensor) -> Tensor:
-        """Eq. 25."""
+    def _compute_gates(self, refined: Tensor) -> Tensor:
+        """Return the gates of eq. 25: (N, groups, D) -> (N, groups, D or 1)."""
         if self.config.gate == "open":
-            return torch.ones_like(apart)
-        opened: Tensor = self.contribution(apart.flatten(1)).sigmoid()
-        return opened.unflatten(1, (apart.shape[1], -1))
+            return torch.ones_like(refined)
+        gates: Tensor = self.contribution(refined.flatten(1)).sigmoid()
+        return gates.unflatten(1, (refined.shape[1], -1))
 
-    def _decoded(self, words: EmbeddedBatch, fused: Tensor) -> Tensor:
-        hidden: Tensor = self.decoder(
-            words.decoder_inputs, fused, _words_only(words.attention_mask)
-        )  # eq. 28
+    def _decode_fused(self, embedded: EmbeddedBatch, fused: Tensor) -> Tensor:
+        """Return the decoder's hidden states over the fused context (eq. 28)."""
+        mask = _without_cls(embedded.attention_mask)
+        hidden: Tensor = self.decoder(embedded.decoder_inputs, fused, mask)
         return hidden
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """Emotions, the groups' shares, the response's emotion in each, and the gates."""
-        words = self.embed(batch)
-        source = self.encode_context(words)
-        felt = self._felt(source[:, 0])
-        _, gates = self._understood(source, words, felt)
-        lengths = _words_only(words.attention_mask).flatten(1).sum(dim=1).tolist()
-        opened = gates.mean(dim=-1).split(lengths)  # of each sample (words, groups)
+        """Return the emotions, the probability of each group, the response emotion of each group,
+        and the gates."""
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)
+        response_emotion = self.prior_emotions(hidden[:, 0])
+        _, gates = self._fuse_by_predicted_polarity(hidden, embedded, response_emotion)
+        lengths = _without_cls(embedded.attention_mask).flatten(1).sum(dim=1).tolist()
+        mean_gates = gates.mean(dim=-1).split(lengths)  # for each sample: (tokens, groups)
         names = ("mimicking", "non-mimicking") if self.config.mimicry else tuple(self.groups)
-        shares = self.scores(source[:, 0]).softmax(dim=-1)
-        in_groups = shares @ self.members.to(shares.dtype).t()  # (B, groups)
+        emotion_probs = self.classify_emotion(hidden[:, 0]).softmax(dim=-1)
+        group_probs = emotion_probs @ self.group_mask.to(emotion_probs.dtype).t()  # (B, groups)
         return [
             replace(
                 explanation,
-                groups=dict(zip(self.groups, in_groups[row].tolist(), strict=True)),
+                groups=dict(zip(self.groups, group_probs[row].tolist(), strict=True)),
                 response_emotion={
-                    name: dict(zip(self._names(name), each[row, numbers].tolist(), strict=True))
-                    for (name, numbers), each in zip(self.groups.items(), felt, strict=True)
+                    name: dict(zip(self._names(name), probs[row, indices].tolist(), strict=True))
+                    for (name, indices), probs in zip(
+                        self.groups.items(), response_emotion, strict=True
+                    )
                 },
                 by_word={
-                    f"gate {name}": opened[row][:, place].tolist()
-                    for place, name in enumerate(names)
+                    f"gate {name}": mean_gates[row][:, column].tolist()
+                    for column, name in enumerate(names)
                 },
             )
             for row, explanation in enumerate(super().explain(batch))
@@ -444,29 +471,29 @@ class Mime(Transformer):
         """Return the emotions' embeddings by group (Figure 3 of the paper), also where the model
         was trained without groups."""
         emotions = self.data_info.emotions
-        groups = groups_of(replace(self.config, grouping=True), emotions)
-        group_names = {number: name for name, numbers in groups.items() for number in numbers}
+        groups = group_emotions(replace(self.config, grouping=True), emotions)
+        group_names = {index: name for name, indices in groups.items() for index in indices}
         return LabelledPoints(
             points=self.emotions.weight.detach().cpu(),
             names=emotions,
-            groups=[group_names[number] for number in range(len(emotions))],
+            groups=[group_names[index] for index in range(len(emotions))],
         )
 
     def _names(self, group: str) -> list[str]:
-        return [self.data_info.emotions[number] for number in self.groups[group]]
+        return [self.data_info.emotions[index] for index in self.groups[group]]
 
 
-def groups_of(config: MimeConfig, emotions: Sequence[str]) -> dict[str, list[int]]:
-    """The groups by name, each with the numbers of its emotions; the first is the positive one."""
+def group_emotions(config: MimeConfig, emotions: Sequence[str]) -> dict[str, list[int]]:
+    """Return the indices of each group's emotions by the group's name; positive comes first."""
     if not config.grouping:
         return {"all": list(range(len(emotions)))}
     positive = set(TABLE_1["positive"]) ^ set(config.moved_emotions())
     return {
-        "positive": [n for n, name in enumerate(emotions) if name in positive],
-        "negative": [n for n, name in enumerate(emotions) if name not in positive],
+        "positive": [index for index, name in enumerate(emotions) if name in positive],
+        "negative": [index for index, name in enumerate(emotions) if name not in positive],
     }
 
 
-def _words_only(mask: Tensor) -> Tensor:
+def _without_cls(mask: Tensor) -> Tensor:
     """(B, 1, 1, S) -> (B, 1, 1, S - 1), without `<cls>`."""
     return mask[..., 1:]

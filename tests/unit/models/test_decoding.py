@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attune.models.base import Batch
-from attune.models.decoding import Decoding, decode, drawn, stream
+from attune.models.decoding import Decoding, decode, sample_categorical, stream
 from tests.contract import rows_of, train
 
 METHODS = [
@@ -22,10 +22,10 @@ METHODS = [
 @pytest.fixture(scope="module")
 def model(build, batch):
     """A little training, so that answers end and differ."""
-    made = build("multi-trs")
-    train(made.variant, [batch], steps=60)
-    made.variant.eval()
-    return made
+    model = build("multi-trs")
+    train(model.variant, [batch], steps=60)
+    model.variant.eval()
+    return model
 
 
 def slow_greedy(variant, batch, max_tokens):
@@ -33,10 +33,10 @@ def slow_greedy(variant, batch, max_tokens):
     answers = []
     for row in range(len(batch)):
         one = rows_of(batch, [row])
-        said: list[int] = []
-        while len(said) < max_tokens:
+        answer: list[int] = []
+        while len(answer) < max_tokens:
             logits, state = None, variant.encode(one)
-            for token in (variant.data_info.specials["<sos>"], *said):
+            for token in (variant.data_info.specials["<sos>"], *answer):
                 logits, state = variant.next_logits(torch.tensor([token]), state)
             for name, number in variant.data_info.specials.items():
                 if name != "<eos>":
@@ -44,8 +44,8 @@ def slow_greedy(variant, batch, max_tokens):
             token = int(logits.argmax())
             if token == variant.data_info.specials["<eos>"]:
                 break
-            said.append(token)
-        answers.append(said)
+            answer.append(token)
+        answers.append(answer)
     return answers
 
 
@@ -82,8 +82,8 @@ def log_probability(variant, batch, row, answer):
     end = variant.data_info.specials["<eos>"]
     response = torch.tensor([[*answer, end]])
     one = rows_of(batch, [row])
-    given = Batch(tensors={**one.tensors, "response": response}, samples=1, tokens=len(answer) + 1)
-    return float(variant.log_likelihood(given).sum())
+    scored = Batch(tensors={**one.tensors, "response": response}, samples=1, tokens=len(answer) + 1)
+    return float(variant.log_likelihood(scored).sum())
 
 
 def test_beams_find_likelier_answers(model, batch):
@@ -109,7 +109,7 @@ def test_enough_beams_find_the_very_best(build, batch):
             if number not in allowed:
                 variant.output.bias[number] = -100.0
     decoding = Decoding(method="beam", beams=36, max_tokens=2, length_penalty=0.0)
-    found = decode(variant, batch, decoding)
+    answers = decode(variant, batch, decoding)
     tried = [list(t) for n in range(3) for t in itertools.product(words, repeat=n)]
 
     def cut_off(row, answer):  # the search may stop at two words without <eos>
@@ -124,7 +124,7 @@ def test_enough_beams_find_the_very_best(build, batch):
 
     for row in range(3):
         best = max(tried, key=lambda answer, row=row: cut_off(row, answer))
-        assert found[row] == best
+        assert answers[row] == best
 
 
 def test_blocked_ngrams_do_not_repeat(model, batch):
@@ -147,16 +147,16 @@ def test_sampling_is_by_seed(model, batch):
 
 
 def test_sampling_follows_the_probabilities():
-    from attune.models.decoding import _chances, _sampled
+    from attune.models.decoding import _sample_tokens, _uniform_draws
 
     logits = torch.tensor([[0.5, 0.3, 0.2, 0.0]]).log().repeat(20_000, 1)
-    chance = _chances(torch.arange(20_000), Decoding(max_tokens=1))[:, 0]
+    draws = _uniform_draws(torch.arange(20_000), Decoding(max_tokens=1))[:, 0]
     for decoding, expected in (
         (Decoding(method="topk", top_k=2), [0.625, 0.375, 0, 0]),
         (Decoding(method="nucleus", top_p=0.6), [0.625, 0.375, 0, 0]),
         (Decoding(method="nucleus", top_p=1.0), [0.5, 0.3, 0.2, 0]),
     ):
-        shares = torch.bincount(_sampled(logits, chance, decoding), minlength=4) / 20_000
+        shares = torch.bincount(_sample_tokens(logits, draws, decoding), minlength=4) / 20_000
         assert torch.allclose(shares, torch.tensor(expected), atol=0.015)
 
 
@@ -166,9 +166,9 @@ def test_no_answer_is_longer_than_allowed(model, batch):
         assert max(map(len, answers)) <= 3
 
 
-def test_places_are_drawn_as_often_as_their_shares_say():
-    shares = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
-    places = drawn(shares.repeat(20_000, 1), torch.rand(20_000))
-    found = torch.bincount(places, minlength=len(shares)) / len(places)
-    assert torch.allclose(found, shares, atol=0.02)
-    assert not found[shares == 0].any()
+def test_sample_categorical_follows_the_weights():
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
+    indices = sample_categorical(weights.repeat(20_000, 1), torch.rand(20_000))
+    frequencies = torch.bincount(indices, minlength=len(weights)) / len(indices)
+    assert torch.allclose(frequencies, weights, atol=0.02)
+    assert not frequencies[weights == 0].any()

@@ -1,4 +1,4 @@
-"""MIME: groups, the latent, who mimics whom, and what the ablations leave out."""
+"""MIME: emotion groups, the latent variable, mimicry and the ablations."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.distributions import Normal, kl_divergence
 from attune.models import mime
 from attune.models.base import PAIRED, Progress
 from attune.models.decoding import decode
-from attune.models.latents import divergence
+from attune.models.latents import gaussian_kl
 from attune.platform.core.errors import UsageError
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.training import settings
@@ -23,11 +23,11 @@ def logits_of(variant, batch, controls=None):
 def test_the_groups_of_table_1():
     assert sorted(name for names in mime.TABLE_1.values() for name in names) == sorted(EMOTIONS)
     config = settings.configure("mime")[0]
-    groups = mime.groups_of(config, EMOTIONS)
+    groups = mime.group_emotions(config, EMOTIONS)
     assert [len(members) for members in groups.values()] == [13, 19]
     assert EMOTIONS.index("surprised") in groups["positive"]
     config = settings.configure("mime", "tiny", {"moved": "surprised, anticipating"})[0]
-    groups = mime.groups_of(config, EMOTIONS)
+    groups = mime.group_emotions(config, EMOTIONS)
     assert EMOTIONS.index("surprised") in groups["negative"]
     assert EMOTIONS.index("anticipating") in groups["positive"]
     assert [len(members) for members in groups.values()] == [13, 19]
@@ -36,49 +36,50 @@ def test_the_groups_of_table_1():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"moved": "suprised"}, "moved=suprised: 'suprised' is none of afraid, angry"),
+        ({"moved": "suprised"}, "moved: unknown emotion 'suprised'; choose from afraid, angry"),
         ({"grouping": "false"}, "mimicry=true needs grouping=true"),
-        ({"positive_threshold": "1"}, "between 0 and 1"),
+        ({"positive_threshold": "1"}, "expected a number between 0 and 1, got 1.0"),
         ({"gate": "wide"}, "unknown value of gate 'wide'"),
     ],
 )
-def test_settings_that_make_no_sense(overrides, message):
+def test_invalid_settings_are_rejected(overrides, message):
     with pytest.raises(UsageError, match=message):
         settings.configure("mime", "tiny", overrides)
 
 
-def test_divergence():
+def test_kl_of_gaussians():
     torch.manual_seed(0)
     mean, log_variance, prior_mean, prior_log_variance = torch.randn(4, 3, 8)
     posterior = Normal(mean, (0.5 * log_variance).exp())
     prior = Normal(prior_mean, (0.5 * prior_log_variance).exp())
-    found = divergence(mean, log_variance, prior_mean, prior_log_variance)
-    assert torch.allclose(found, kl_divergence(posterior, prior).sum(dim=1), rtol=1e-4)
+    kl = gaussian_kl(mean, log_variance, prior_mean, prior_log_variance)
+    assert torch.allclose(kl, kl_divergence(posterior, prior).sum(dim=1), rtol=1e-4)
 
 
 @torch.no_grad()
-def test_evidence_bounds(build, batch):
-    """The true emotion's likelihood counts in its own group, the divergence in both."""
+def test_negative_elbo(build, batch):
+    """The true emotion's likelihood counts in its own group, the KL divergence in both."""
     variant = build("mime").variant.eval()
     context = variant.encode_context(variant.embed(batch))[:, 0]
-    felt = variant._felt_in_training(context, batch["emotion"], Progress())
-    for group, (members, bound) in enumerate(
-        zip(variant.groups.values(), felt.bounds, strict=True)
+    posterior = variant.posterior_emotions(context, batch["emotion"], Progress())
+    for group, (members, negative_elbo) in enumerate(
+        zip(variant.groups.values(), posterior.negative_elbo, strict=True)
     ):
         for row, emotion in enumerate(batch["emotion"].tolist()):
-            own = emotion in members
-            given = variant.emotions.weight[emotion if own else members].reshape(-1, 32).mean(dim=0)
+            is_member = emotion in members
+            chosen = emotion if is_member else members
+            condition = variant.emotions.weight[chosen].reshape(-1, 32).mean(dim=0)
             prior = [each[group] for each in variant.prior(context[row : row + 1])]
-            both = torch.cat([context[row], given])[None]
+            both = torch.cat([context[row], condition])[None]
             mean, log_variance = (each[group] for each in variant.posterior(both))
-            expected = divergence(mean, log_variance, *prior)
-            if own:
-                shares = variant.choose(mean)[:, members].log_softmax(dim=-1)
-                expected = expected - shares[0, members.index(emotion)]
-            assert torch.allclose(bound[row], expected, atol=1e-4)
+            expected = gaussian_kl(mean, log_variance, *prior)
+            if is_member:
+                log_probs = variant.emotion_head(mean)[:, members].log_softmax(dim=-1)
+                expected = expected - log_probs[0, members.index(emotion)]
+            assert torch.allclose(negative_elbo[row], expected, atol=1e-4)
 
 
-def test_likely_emotions_decide_who_mimics(build, batch):
+def test_the_predicted_polarity_decides_which_emotion_mimics(build, batch):
     """With mimicry the polarity counts, without it does not."""
     for name, counts in (("mime", True), ("mime-no-mimicry", False)):
         high, low = (
@@ -92,30 +93,32 @@ def test_the_likeliest_emotion_decides_by_default(build):
     variant = build("mime").variant
     logits = torch.randn(200, 32)
     likeliest = torch.isin(logits.argmax(dim=1), torch.tensor(variant.groups["positive"]))
-    assert torch.equal(variant._first_group(logits), likeliest)
+    assert torch.equal(variant._predict_polarity(logits), likeliest)
     assert 20 < likeliest.sum() < 180
 
 
 @torch.no_grad()
-def test_words_are_told_the_emotion(build, batch):
-    """Eq. 20-23 as they are written: each word with the emotion behind it, an encoder for each."""
+def test_hidden_states_are_conditioned_on_the_emotion(build, batch):
+    """Eq. 20-23 as the paper writes them: concatenate token and emotion, encode each group."""
     variant = build("mime").variant.eval()
-    words = variant.embed(batch)
-    source = variant.encode_context(words)
-    shares = variant._felt(source[:, 0])
-    felt = [
-        own[:, members] @ variant.emotions.weight[members]
-        for own, members in zip(shares, variant.groups.values(), strict=True)
+    embedded = variant.embed(batch)
+    hidden = variant.encode_context(embedded)
+    emotion_probs = variant.prior_emotions(hidden[:, 0])
+    emotions = [
+        probs[:, members] @ variant.emotions.weight[members]
+        for probs, members in zip(emotion_probs, variant.groups.values(), strict=True)
     ]
     refined = []
-    for emotion in (felt[1], felt[0]):  # all are negative: the negative one mimics
-        joined = torch.cat([source[:, 1:], emotion[:, None].expand(-1, source.shape[1] - 1, -1)], 2)
-        refined.append(variant.refine(variant.tell(joined), words.attention_mask[..., 1:]))
+    for emotion in (emotions[1], emotions[0]):  # all are negative: the negative one mimics
+        joined = torch.cat([hidden[:, 1:], emotion[:, None].expand(-1, hidden.shape[1] - 1, -1)], 2)
+        refined.append(
+            variant.refine(variant.condition_on_emotion(joined), embedded.attention_mask[..., 1:])
+        )
     both = torch.cat(refined, dim=2)
     expected = variant.fuse(variant.contribution(both).sigmoid() * both)
     negative = torch.zeros(len(batch), dtype=torch.bool)
-    fused, _ = variant._refined(source, words, shares, negative)
-    real = words.attention_mask[:, 0, 0, 1:]
+    fused, _ = variant._fuse_emotions(hidden, embedded, emotion_probs, negative)
+    real = embedded.attention_mask[:, 0, 0, 1:]
     assert torch.allclose(fused[real], expected[real], atol=1e-4)
 
 
@@ -136,7 +139,7 @@ def test_samples_of_the_latent(build, batch):
     assert len(decode(variant, batch, controls=on)) == len(batch)
 
 
-def test_training_is_stochastic_and_looking_is_not(build, batch):
+def test_training_is_stochastic_and_validation_is_not(build, batch):
     variant = build("mime").variant.train()
 
     def nll():
@@ -165,9 +168,9 @@ def test_explanations(build, batch, name, gate):
         positive = sum(explanation.emotion[n] for n in mime.TABLE_1["positive"])
         if variant.config.grouping:
             assert explanation.groups["positive"] == pytest.approx(positive, abs=1e-5)
-        for name_of_group, shares in explanation.response_emotion.items():
-            assert sum(shares.values()) == pytest.approx(1.0, abs=1e-5)
-            assert len(shares) == len(variant.groups[name_of_group])
+        for group, probs in explanation.response_emotion.items():
+            assert sum(probs.values()) == pytest.approx(1.0, abs=1e-5)
+            assert len(probs) == len(variant.groups[group])
         assert set(explanation.by_word) == expected
         for values in explanation.by_word.values():
             assert len(values) == int((batch["context"][row] != 0).sum()) - 1
@@ -176,21 +179,21 @@ def test_explanations(build, batch, name, gate):
                 assert set(values) == {1.0}
 
 
-def test_the_divergence_is_annealed_in_training_alone(build, batch):
+def test_kl_is_annealed_in_training_only(build, batch):
     variant = build("mime", annealing_steps=10).variant
     context = torch.randn(len(batch), variant.config.width)
-    bounds = {}
+    negative_elbo = {}
     for training in (True, False):
         variant.train(training)
         for step in (0, 5, 10, 20):
             torch.manual_seed(0)
-            felt = variant._felt_in_training(context, batch["emotion"], Progress(step=step))
-            bounds[training, step] = felt.bounds.detach()
-    divergence = bounds[True, 10] - bounds[True, 0]
-    assert (divergence > 0).all()
-    assert torch.allclose(bounds[True, 5] - bounds[True, 0], divergence / 2, atol=1e-5)
-    assert torch.equal(bounds[True, 20], bounds[True, 10])
-    assert torch.equal(bounds[False, 0], bounds[False, 20])
+            posterior = variant.posterior_emotions(context, batch["emotion"], Progress(step=step))
+            negative_elbo[training, step] = posterior.negative_elbo.detach()
+    kl = negative_elbo[True, 10] - negative_elbo[True, 0]
+    assert (kl > 0).all()
+    assert torch.allclose(negative_elbo[True, 5] - negative_elbo[True, 0], kl / 2, atol=1e-5)
+    assert torch.equal(negative_elbo[True, 20], negative_elbo[True, 10])
+    assert torch.equal(negative_elbo[False, 0], negative_elbo[False, 20])
 
 
 def test_the_figure_of_embeddings(build):
