@@ -1,4 +1,4 @@
-"""What the systems with latents share: Gaussians, and a weight that rises."""
+"""Gaussian latent variables and KL annealing, shared by the systems that use them."""
 
 import torch
 from torch import Tensor, nn
@@ -7,12 +7,12 @@ from attune.models.base import Progress
 
 
 def annealing_weight(steps: int, progress: Progress) -> float:
-    """The weight of a latent's divergence: it rises from 0 to 1 in so many steps."""
+    """Return the weight of a KL divergence, which rises linearly from 0 to 1 within `steps`."""
     return min(1.0, progress.step / steps) if steps else 1.0
 
 
 class Gaussian(nn.Module):
-    """A Gaussian whose mean and deviation are read off something."""
+    """A Gaussian whose mean and variance are computed from an input."""
 
     def __init__(self, input_width: int, width: int):
         super().__init__()
@@ -21,7 +21,7 @@ class Gaussian(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, input width) -> mean and logarithm of the variance, (B, D) each."""
+        """Return mean and log-variance, (B, D) each, of inputs (B, input width)."""
         mean, log_variance = self.layers(inputs).chunk(2, dim=-1)
         return mean, log_variance
 
@@ -34,7 +34,7 @@ def sample_gaussian(mean: Tensor, log_variance: Tensor) -> Tensor:
 def gaussian_kl(
     mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor
 ) -> Tensor:
-    """(..., D) -> (...) Kullback-Leibler divergence of a Gaussian from its prior."""
+    """Return the KL divergence of a Gaussian from its prior: (..., D) -> (...)."""
     ratio = log_variance - prior_log_variance
     shift = (mean - prior_mean).square() * (-prior_log_variance).exp()
     return 0.5 * (ratio.exp() - ratio - 1 + shift).sum(dim=-1)
