@@ -1,4 +1,4 @@
-"""Asynchronous successive halving: who goes on, and what is left when a sweep goes on."""
+"""Asynchronous successive halving: promotions, and resuming a sweep."""
 
 import dataclasses
 import json
@@ -8,27 +8,19 @@ from types import SimpleNamespace
 import pytest
 
 from attune.platform.runs.metrics_file import MetricsFile
-from attune.platform.training import checkpoints, sharing
+from attune.platform.training import checkpoints
 from attune.platform.training.loop import RESULT
-from attune.platform.tuning import halving, report, trial_manager
+from attune.platform.tuning import (
+    halving,
+    trial_manager,
+)
 from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.halving import TrialProgress
 from attune.platform.tuning.trial import (
-    VALIDATION,
-    MetricReporter,
-    RungError,
-    Task,
-    follow_metrics,
     read_validations,
 )
 from tests.runs import write_run
 from tests.sweeps import SPACE, update_run, write_sweep
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    return tmp_path
 
 
 def collect_progress(*costs, rung=1, variant="a", start=0):
@@ -86,22 +78,12 @@ def test_trials_compete_within_their_variant():
     assert halving.select_finalist([*fast, *slow[:2]]).number == 4
 
 
-def test_trial_pauses_at_its_rung(home, monkeypatch):
-    monkeypatch.setattr("ray.tune.report", lambda _: None)
-    run = write_run(home, "s-000", "dummy")
-    task = Task(number=0, variant="dummy", folder="", settings={}, metrics=("valid_loss",), rung=3)
-    reporter, file = MetricReporter(task, run), MetricsFile(run.metrics_file, 0)
-    for step in (1, 2, 3):
-        file.add(step, {"valid_loss": 1.0})
-        if step < 3:
-            reporter(step, {"valid_loss": 1.0}, over=False)
-    reporter(3, {"valid_loss": 1.0}, over=True)  # then it has finished
-    with pytest.raises(RungError):
-        reporter(3, {"valid_loss": 1.0}, over=False)
-
-
 VALIDATIONS = 9
+
+
 FINAL = [(7 * n) % 16 for n in range(16)]
+
+
 """How good each of sixteen trials is."""
 
 
@@ -219,61 +201,6 @@ def test_seeds_of_a_trial_are_promoted_together(home, monkeypatch):
     assert ended.best_trial().user_attrs["metrics"]["valid_perplexity"] == pytest.approx(50.05)
 
 
-def test_search_learns_from_waiting_trials():
-    sweep = write_sweep(search="optuna", samples=40)
-    for _ in range(24):
-        number, _, settings = sweep.suggest_trial()
-        sweep.set_trial_attributes(
-            number, validations=[abs(math.log10(settings["learning_rate"]) + 3.5)]
-        )
-    rates = [math.log10(sweep.suggest_trial()[2]["learning_rate"]) for _ in range(12)]
-    away = sum(abs(rate + 3.5) for rate in rates) / len(rates)
-    span = math.log10(SPACE["learning_rate"].high / SPACE["learning_rate"].low)
-    assert away < span / 6  # at random it would be above a quarter
-
-
-def test_importance_uses_the_validation_most_trials_reached():
-    sweep = write_sweep(samples=16, scheduler="asha")
-    for _ in range(16):
-        number, _, settings = sweep.suggest_trial()
-        cost = math.log10(settings["learning_rate"]) ** 2
-        validations = [cost] if number else [cost, 1.0, 1.0]
-        ended = "stopped early" if number else "finished"
-        sweep.record_result(number, ended, "", {"valid_perplexity": validations[-1]}, validations)
-    whom = report.select_comparable(sweep)
-    assert (len(whom.trials), whom.validation) == (16, 1)
-    assert [trial.value for trial in whom.trials][1:] == [
-        trial.user_attrs["validations"][0] for trial in sweep.get_trials()[1:]
-    ]
-    assert (
-        report.compute_importances(sweep)["learning_rate"] > 0.8
-    )  # one finished trial shows nothing
-    assert "16 trials that reached validation 1" in str(whom)
-
-
-def test_importance_uses_finished_trials_when_most_finished():
-    sweep = write_sweep(samples=4)
-    for _ in range(4):
-        number, _, _ = sweep.suggest_trial()
-        ended = "finished" if number < 2 else "stopped early"
-        sweep.record_result(number, ended, "", {"valid_perplexity": 1.0 + number}, [9.0])
-    whom = report.select_comparable(sweep)
-    assert ([trial.value for trial in whom.trials], whom.validation) == ([1.0, 2.0], None)
-
-
-def test_table_leaves_missing_values_empty(call):
-    sweep = write_sweep(samples=3)
-    numbers = [sweep.suggest_trial()[0] for _ in range(3)]
-    sweep.record_result(numbers[0], "failed", "it died", {})
-    sweep.set_trial_attributes(numbers[1], metrics={"valid_perplexity": 7.0}, validations=[7.0])
-    assert report.build_table(sweep).select("trial", "valid_perplexity", "ended").rows() == [
-        (1, 7.0, "waits"), (0, None, "failed"), (2, None, "interrupted"),
-    ]  # fmt: skip
-    output = call("tune", "show", "s").stdout
-    assert "waits" in output
-    assert "nan" not in output
-
-
 def test_waiting_trials_precede_new_ones_after_half_the_budget(home, monkeypatch):
     trainer = Trainer(home, monkeypatch, budget=100.0)
     manager = trainer.manager()
@@ -295,58 +222,3 @@ def test_finalists_of_different_variants_train_concurrently(home, monkeypatch):
         config = {trial_manager.TASK: dataclasses.asdict(task)}
         manager.on_trial_complete(0, [], SimpleNamespace(config=config))
     assert {task.variant, manager.next_task().variant} == {"dummy", "transformer"}
-
-
-def test_metrics_of_several_workers_are_followed_up_to_the_checkpoint(home):
-    run = write_run(home, "s-000", "dummy")
-    file = MetricsFile(run.metrics_file, 0)
-    for step in (5, 10):
-        file.add(step, {"loss": 1.0})
-        file.add(step, {"valid_loss": 1.0})
-    gone = SimpleNamespace(join=lambda _: None, is_alive=lambda: False)
-    assert [step for step, _ in follow_metrics(run, gone)] == [5, 10]  # what they learned
-    rounds = iter([True, False])
-
-    def write(_):
-        checkpoints.write_checkpoint(
-            run.checkpoints, checkpoints.TrainState(total=5), first=True, barrier=lambda: None,
-            save_engines=lambda path: path.mkdir(),
-            save_weights=lambda path: path.write_bytes(b""),
-        )  # fmt: skip
-
-    working = SimpleNamespace(join=write, is_alive=lambda: next(rounds))
-    lines = [(step, *metrics) for step, metrics in follow_metrics(run, working)]
-    assert lines == [(5, "loss"), (5, "valid_loss"), (10, "loss")]
-
-
-def test_validations_of_the_shared_stage_do_not_count(home, monkeypatch):
-    reports = []
-    monkeypatch.setattr("ray.tune.report", reports.append)
-    run = write_run(home, "s-000", "empdg")
-    assert sharing.shared_stage(run, ["critic_steps", "gumbel_temperature"]) == "critics"
-    assert sharing.shared_stage(run, ["critic_steps", "penalty_weight"]) == "generator"
-    assert sharing.shared_stage(run, ["critic_steps", "width"]) is None
-    for variant, config in (
-        ("empdg", {"discriminators": False}),
-        ("meed2", {"joint": True}),
-        ("meed2", {"labels": False}),
-    ):
-        other = write_run(home, "s-001", variant, config=config)
-        assert sharing.shared_stage(other, ["label_smoothing"]) is None
-        assert sharing.shared_stage(other, ["penalty_weight"]) is None
-    task = Task(
-        number=0, variant="empdg", folder="", settings={}, metrics=("valid_perplexity",), rung=1,
-        shared="critics",
-    )  # fmt: skip
-    reporter, file = MetricReporter(task, run), MetricsFile(run.metrics_file, 0)
-    for step in (10, 20):
-        file.add(step, {"valid_perplexity": 9.0})
-    reporter(10, {"valid_perplexity": 9.0}, over=False)  # the critics' stage has not ended yet
-    ended = run.stage_model("critics")
-    ended.mkdir()
-    state = dataclasses.asdict(checkpoints.TrainState(stage=2, total=10))
-    (ended / checkpoints.TRAIN_STATE).write_text(json.dumps(state))
-    reporter(10, {"valid_perplexity": 9.0}, over=False)
-    with pytest.raises(RungError):
-        reporter(20, {"valid_perplexity": 8.0}, over=False)
-    assert [(one["step"], one[VALIDATION]) for one in reports] == [(20, 1)]
