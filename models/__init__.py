@@ -24,21 +24,21 @@ VARIANTS: dict[str, str] = {
     "intent-classifier": "attune.models.classifiers:IntentClassifier",
     "dummy": "attune.models.dummy:Dummy",
 }
-"""What a user types -> `module:Class`, loaded on demand. Ablations are listed on their classes."""
+"""Name of a variant -> `module:Class`, imported on demand. Classes list their ablations."""
 
 
 def load_variant(name: str) -> "type[Variant]":
-    """The class behind a name of `VARIANTS`."""
+    """Return the class of a name in `VARIANTS`."""
     module, _, attribute = VARIANTS[name].partition(":")
     variant: type[Variant] = getattr(importlib.import_module(module), attribute)
     return variant
 
 
 def all_variants() -> "dict[str, tuple[type[Variant], Mapping[str, Any]]]":
-    """Every name that can be trained, ablations too: its class and the settings that make it."""
-    found: dict[str, tuple[type[Variant], Mapping[str, Any]]] = {}
+    """Return every name that can be trained, with its class and an ablation's settings."""
+    variants: dict[str, tuple[type[Variant], Mapping[str, Any]]] = {}
     for name in VARIANTS:
         variant = load_variant(name)
-        found[name] = (variant, {})
-        found.update({ablation: (variant, s) for ablation, s in variant.ablations.items()})
-    return found
+        variants[name] = (variant, {})
+        variants.update({ablation: (variant, s) for ablation, s in variant.ablations.items()})
+    return variants

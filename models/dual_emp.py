@@ -1,30 +1,31 @@
-"""Dual-Emp: two directions of a dialogue that agree on an emotion (Shen et al. 2021).
+"""Dual-Emp: two directions of a dialogue that share an emotional consensus (Shen et al. 2021).
 
-A forward model says a response to a context, a backward model of its own weights a context to a
-response (eq. 1-2). Between them stands the consensus, one of K states that either can be asked for:
-q(z | c) and q(z | y) are read off the state of `<cls>` (eq. 3), its vector tells the emotion (eq.
-4-5), stands at the decoders' first place and is attended to beside the source (eq. 6-9).
+A forward model generates a response to a context; a backward model, with its own weights, generates
+a context for a response (eq. 1-2). They share a discrete latent variable z, the consensus, with K
+states. The posteriors q(z | c) and q(z | y) are computed from the hidden state of `<cls>` (eq. 3).
+The state's embedding predicts the emotion (eq. 4-5), is the decoders' first input, and is attended
+to besides the source (eq. 6-9).
 
-Pairs teach both directions under both posteriors (eq. 10-13). A context without a response teaches
-by what is said to it: from the sampled response and the consensus the backward model must tell the
-context again (eq. 14-16), and the forward model learns to say what it can be told from; responses
-without a context likewise (eq. 17-19). An answer needs the forward model alone.
+Pairs train both directions under both posteriors (eq. 10-13). An unpaired context trains by
+reconstruction: the forward model samples a response, and from it and the consensus the backward
+model reconstructs the context (eq. 14-16); the reconstruction's likelihood is the forward model's
+reward. Unpaired responses are symmetric (eq. 17-19). Answering needs the forward model only.
 
 Deviations: as in `transformer.py`, and
-- Likelihoods are means over a text's tokens and not sums, so that a context of sixty words does not
-  count four times as much as a response of fifteen; their bounds' divergences are divided likewise.
-- Eq. 16's reward is a probability of some forty words, which is 0 in any float; ours is its
-  logarithm, a token's mean. What the other samples of the batch get on average is subtracted from
-  it (`reward_baseline`), and the sampled text's likelihood is a token's mean, too.
-- Eq. 7 attends to a single vector, which gets all of every word's attention: of its queries, keys
-  and values the values remain.
-- The emotion is that of all states, each counted with its share of q(z): texts whose drawn states
-  are the same early on would keep sharing them.
-- Eq. 13's alpha weighs the emotion's loss under both posteriors, each of which tells it.
-- Directions share word vectors, and each has an output layer of its own unless `tied`.
-- A context that the backward model imagines has no turns: all of it is the speaker's.
-- Unpaired texts are learned from at once: `paired_steps` is 0.
-- Perplexity is taken, and answers are made, at the likeliest state.
+- Likelihoods are means over a text's tokens and not sums, so that a context of sixty tokens does
+  not count four times as much as a response of fifteen; the KL divergences are divided likewise.
+- The reward of eq. 16 is a probability of some forty tokens, which is 0 in any float. Ours is its
+  logarithm, averaged over tokens, minus the mean reward of the other samples of the batch
+  (`reward_baseline`). The likelihood of the sampled text is averaged over tokens, too.
+- Eq. 7 attends to a single vector, whose attention weight is always 1: of its queries, keys and
+  values the values remain.
+- The emotion is predicted from all states, weighted by q(z): texts with the same sampled state
+  early in training would otherwise keep sharing it.
+- Alpha of eq. 13 weighs the emotion's loss under both posteriors.
+- The directions share token embeddings; each has its own output layer unless `tied`.
+- A context sampled by the backward model has no turns: all tokens have the speaker's role.
+- Unpaired texts are used from the first step: `paired_steps` is 0.
+- Perplexity and answers use the likeliest state.
 """
 
 import math
@@ -61,63 +62,65 @@ from attune.models.output_layer import OutputLayer
 from attune.models.transformer import Transformer, TransformerConfig, drop_words
 
 SPEAKER, LISTENER = "<speaker>", "<listener>"
-SURE = 5.0
-"""How far the logit of a state's own emotion is above the others' at first."""
+INITIAL_EMOTION_LOGIT = 5.0
+"""Logit of a state's own emotion at initialisation, relative to the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DualEmpConfig(TransformerConfig):
-    """The Transformer's, which of the ideas are in, and how they are weighed."""
+    """The Transformer's settings, Dual-Emp's components and the weights of its loss terms."""
 
     num_states: int = 32
-    """K: the states of the consensus."""
+    """K: number of states of the consensus."""
     emotion_weight: float = 1.0
-    """Alpha of eq. 13: of the emotion's loss on pairs."""
+    """Weight of the emotion's loss on pairs (alpha of eq. 13)."""
     context_emotion_weight: float = 1.0
-    """Beta of eq. 18: of the emotion's loss on unpaired contexts."""
+    """Weight of the emotion's loss on unpaired contexts (beta of eq. 18)."""
     response_emotion_weight: float = 1.0
-    """Gamma of eq. 19: of the emotion's loss on unpaired responses."""
+    """Weight of the emotion's loss on unpaired responses (gamma of eq. 19)."""
     divergence_weight: float = 1.0
-    """Of the posteriors' divergence from the uniform prior, once it has risen."""
+    """Weight of the KL divergence of the posteriors from the uniform prior, after annealing."""
     policy_weight: float = 1.0
-    """Of what sampled texts learn from their reward, beside the reconstruction's likelihood."""
+    """Weight of the policy-gradient loss of sampled texts."""
     annealing_steps: int = 10_000
-    """Steps in which the divergence's weight rises from 0; 0 weighs it fully from the first on."""
+    """Steps in which the KL weight rises from 0; 0 uses the full weight from the first step."""
     expectation: Literal["gumbel", "exact", "mean"] = "gumbel"
-    """How likelihoods are averaged over the consensus: by a state drawn for each sample (Gumbel's
-    trick, straight-through), over all K states, or with the mean of their vectors."""
+    """How the expectation over the consensus is computed: from one sampled state (straight-through
+    Gumbel-softmax), exactly over all K states, or at the mean of their embeddings."""
     gumbel_temperature: float = 1.0
-    """How soft the gradient takes the states that were drawn: towards 0 as one state each."""
+    """Temperature of the Gumbel-softmax gradient; lower values approach a one-hot state."""
     reward_baseline: Literal["batch", "none"] = "batch"
-    """What is subtracted from a reward: the mean of the batch's others, or nothing."""
+    """Baseline of the reward: the mean reward of the batch's other samples, or none."""
     paired_steps: int = 0
-    """Steps of pairs alone before unpaired texts join."""
+    """Steps on pairs only before unpaired texts are added."""
     unpaired_every: int = 1
-    """Unpaired texts join every so many steps: where they are few, each would be seen more often
-    than any pair, and come to be the answer to everything."""
+    """Use unpaired texts every this many steps. If they are few, each would otherwise be seen more
+    often than any pair and become the answer to everything."""
     sampled_response_tokens: int = 30
-    """Longest response that is sampled to an unpaired context."""
+    """Maximum length of a response sampled for an unpaired context."""
     sampled_context_tokens: int = 40
-    """Longest context that is imagined for a response."""
+    """Maximum length of a context sampled for a response."""
     harvest: str = ""
-    """Folder of `attune data harvest` with unpaired contexts and responses; without one, the data's
-    own are taken, which the bundled corpus has."""
+    """Folder of `attune data harvest` with unpaired contexts and responses; by default those of the
+    data itself, which the bundled corpus has."""
     harvest_threshold: float = 0.6
-    """s: how sure the classifier must have been of an unpaired text's emotion."""
+    """Minimum probability of an unpaired text's emotion under the classifier (s in the paper)."""
     dual: bool = True
-    """Have a backward model; without, only q(z | c) and the forward direction remain."""
+    """Train a backward model; if false, only q(z | c) and the forward model remain."""
     unpaired: bool = True
-    """Learn from unpaired texts, too."""
+    """Train on unpaired texts, too."""
 
     def __post_init__(self) -> None:
         if self.unpaired and not self.dual:
-            raise ValueError("unpaired=true needs dual=true: who tells the context again?")
+            raise ValueError(
+                "unpaired=true needs dual=true: the backward model reconstructs contexts"
+            )
         if not self.gumbel_temperature > 0:
             raise ValueError(
-                f"gumbel_temperature={self.gumbel_temperature}: more than 0 is expected"
+                f"gumbel_temperature: expected a number above 0, got {self.gumbel_temperature}"
             )
         if self.unpaired_every < 1:
-            raise ValueError(f"unpaired_every={self.unpaired_every}: at least 1 is expected")
+            raise ValueError(f"unpaired_every: expected at least 1, got {self.unpaired_every}")
 
 
 class ConsensusDecoderLayer(DecoderLayer):
@@ -128,7 +131,7 @@ class ConsensusDecoderLayer(DecoderLayer):
         activation: type[nn.Module] = nn.ReLU,
     ):  # fmt: skip
         super().__init__(width, num_heads, key_depth, filter_width, dropout, activation)
-        self.consensus = nn.Sequential(  # the values of eq. 7, and out of its heads
+        self.consensus = nn.Sequential(  # value and output projections of eq. 7
             nn.Linear(width, key_depth, bias=False), nn.Linear(key_depth, width, bias=False)
         )
         self.feed_forward_norm = nn.LayerNorm(2 * width)
@@ -137,81 +140,81 @@ class ConsensusDecoderLayer(DecoderLayer):
         )
 
     def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Keys and values of the source, and what is made of the consensus's vector (B, D)."""
+        """Return keys and values of the source, and C_Z from the consensus (B, D)."""
         assert condition is not None
         return (*super().project_kv(source), self.consensus(condition)[:, None])
 
     def _apply_feed_forward(self, hidden: Tensor, source: tuple[Tensor, ...]) -> Tensor:
-        both = torch.cat([hidden, source[-1].expand_as(hidden)], dim=-1)  # [C_H; C_Z]
-        return super()._apply_feed_forward(both, source)
+        inputs = torch.cat([hidden, source[-1].expand_as(hidden)], dim=-1)  # [C_H; C_Z]
+        return super()._apply_feed_forward(inputs, source)
 
 
 class Direction(nn.Module):
-    """What reads a text, infers the consensus from it, and says the other text."""
+    """An encoder of one text, the posterior of the consensus, and a decoder of the other text."""
 
     def __init__(self, encoder: Encoder, decoder: Decoder, output: OutputLayer, num_states: int):
         super().__init__()
         width = encoder.norm.weight.shape[0]
         self.encoder, self.decoder, self.output = encoder, decoder, output
-        # Not ReLU, which leaves so little of what tells emotions apart at first that the posterior
-        # stays even for epochs (docs/log.md).
+        # Not ReLU: it discards so much of what distinguishes emotions at first that the posterior
+        # stays uniform for epochs (docs/log.md).
         self.posterior = nn.Sequential(
             nn.Linear(width, width), nn.Tanh(), nn.Linear(width, num_states)
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
-    """Contexts or responses, to be read and to be told."""
+class TokenizedText:
+    """Contexts or responses as tokens."""
 
     tokens: Tensor
-    """(B, S) behind `<cls>`, without `<eos>`."""
+    """(B, S), starting with `<cls>`, without `<eos>`."""
     roles: Tensor
     """(B, S)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
-    """A text as word vectors, and as what a decoder has to say."""
+class EmbeddedText:
+    """A text as the encoder's input, and as the decoder's input and targets."""
 
     source: Tensor
-    """(B, S, D) with positions and roles."""
-    mask: Tensor
+    """(B, S, D) token, role and position embeddings."""
+    attention_mask: Tensor
     """(B, 1, 1, S)."""
-    given: Tensor
-    """(B, T, D) what a decoder is given to say it; the consensus takes the first place."""
-    said: Tensor
-    """(B, T) its words and `<eos>`."""
-    real: Tensor
+    decoder_inputs: Tensor
+    """(B, T, D); the consensus replaces the first."""
+    targets: Tensor
+    """(B, T) tokens and `<eos>`."""
+    target_mask: Tensor
     """(B, T)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
-    """What a direction makes of a text."""
+class EncodedText:
+    """A text encoded by one direction."""
 
-    source: Tensor
+    hidden: Tensor
     """(B, S, D)."""
-    mask: Tensor
+    attention_mask: Tensor
     """(B, 1, 1, S)."""
-    posterior: Tensor
+    log_posterior: Tensor
     """(B, K) log q(z | text)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consensus:
-    """The states that an expectation is taken over, one or several a sample."""
+class ConsensusSamples:
+    """The states over which an expectation is taken: R rows, one or K per text."""
 
-    vectors: Tensor
-    """(R, D) E[z]."""
+    embeddings: Tensor
+    """(R, D) E_z[z]."""
     rows: Tensor
-    """(R,) whose."""
-    shares: Tensor
-    """(R,) how much each counts."""
+    """(R,) index of each row's text."""
+    weights: Tensor
+    """(R,) weight of each row in the expectation."""
 
 
 class DualEmp(Transformer):
-    """A response to a context, a context to a response, and the emotion they agree on."""
+    """A forward and a backward model with a shared emotional consensus."""
 
     system = "Dual-Emp"
     paper = "Shen et al. 2021"
@@ -255,26 +258,28 @@ class DualEmp(Transformer):
     def __init__(self, config: DualEmpConfig, data_info: DataInfo):
         super().__init__(config, data_info)
         del self.encoder, self.decoder, self.output  # each direction has its own
-        self.forth = self._direction()
+        self.forward_model = self._build_direction()
         if config.dual:
-            self.back = self._direction()
+            self.backward_model = self._build_direction()
         self.states = nn.Embedding(config.num_states, config.width)  # E_z
         self.emotions = nn.Linear(config.width, len(data_info.emotions), bias=False)  # W_e
-        self._let_states_stand_for_emotions()
+        self._init_states_by_emotion()
 
     @torch.no_grad()
-    def _let_states_stand_for_emotions(self) -> None:
-        """Begin with an emotion for each state, several states for one where there are more.
+    def _init_states_by_emotion(self) -> None:
+        """Assign the states to the emotions in turn.
 
-        Where all states say much the same of emotions, a posterior has nothing to choose by.
+        If all states predict much the same emotions, the posterior has no reason to prefer one.
         """
-        count, width = self.emotions.weight.shape
+        num_emotions, width = self.emotions.weight.shape
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
         nn.init.normal_(self.states.weight, std=0.1 * width**-0.5)
-        self.states.weight += self.emotions.weight[torch.arange(len(self.states.weight)) % count]
-        self.emotions.weight *= SURE
+        self.states.weight += self.emotions.weight[
+            torch.arange(len(self.states.weight)) % num_emotions
+        ]
+        self.emotions.weight *= INITIAL_EMOTION_LOGIT
 
-    def _direction(self) -> Direction:
+    def _build_direction(self) -> Direction:
         config: DualEmpConfig = self.config
         shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
         rest = (config.filter_width, config.dropout)
@@ -287,123 +292,144 @@ class DualEmp(Transformer):
 
     @classmethod
     def requirements_for(cls, config: DualEmpConfig) -> DataRequirements:
-        """Unpaired texts where it learns from them."""
+        """Return the requirements, with unpaired streams if they are used."""
         return replace(cls.requirements, streams=_streams(config))
 
     def stages(self) -> list[Stage]:
-        """One stage, pairs and unpaired texts together."""
+        """Return one stage on all streams."""
         [train] = super().stages()
         return [replace(train, streams=_streams(self.config))]
 
     def loss_weights(self) -> dict[str, float]:
-        """Eq. 11-13 and 18-20; the divergence's terms have risen by themselves."""
+        """Return the weights of eq. 11-13 and 18-20; KL annealing is part of the terms."""
         config: DualEmpConfig = self.config
         weights = {"nll": 1.0}
         emotions = {"context": config.emotion_weight}
-        divergences = ["context"]
+        texts = ["context"]
         if config.dual:
             weights |= {"nll_by_response": 1.0, "back": 1.0, "back_by_response": 1.0}
             emotions["response"] = config.emotion_weight
-            divergences.append("response")
+            texts.append("response")
         if config.unpaired:
             for name in (CONTEXTS, RESPONSES):
-                weights |= {f"told_again_{name}": 1.0, f"policy_{name}": config.policy_weight}
+                weights |= {f"reconstruction_{name}": 1.0, f"policy_{name}": config.policy_weight}
             emotions[CONTEXTS] = config.context_emotion_weight
             emotions[RESPONSES] = config.response_emotion_weight
-            divergences += [CONTEXTS, RESPONSES]
+            texts += [CONTEXTS, RESPONSES]
         weights |= {f"emotion_{name}": weight for name, weight in emotions.items()}
-        return weights | {f"divergence_{name}": config.divergence_weight for name in divergences}
+        return weights | {f"divergence_{name}": config.divergence_weight for name in texts}
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The terms of eq. 20."""
-        terms = self._of_pairs(batches[PAIRED], progress)
-        if self.training and self._takes_unpaired(progress.step):
-            terms |= self._of_unpaired(batches[CONTEXTS], CONTEXTS, progress)
-            terms |= self._of_unpaired(batches[RESPONSES], RESPONSES, progress)
+        """Return the unweighted terms of eq. 20."""
+        terms = self._paired_losses(batches[PAIRED], progress)
+        if self.training and self._uses_unpaired(progress.step):
+            terms |= self._unpaired_losses(batches[CONTEXTS], CONTEXTS, progress)
+            terms |= self._unpaired_losses(batches[RESPONSES], RESPONSES, progress)
         return terms
 
-    def _takes_unpaired(self, step: int) -> bool:
-        """The last of `unpaired_every` steps does, as the last of `log_every` is logged."""
+    def _uses_unpaired(self, step: int) -> bool:
+        """Return whether a step uses unpaired texts: the last of every `unpaired_every` steps."""
         config: DualEmpConfig = self.config
-        due = (step + 1) % config.unpaired_every == 0
-        return config.unpaired and step >= config.paired_steps and due
+        is_due = (step + 1) % config.unpaired_every == 0
+        return config.unpaired and step >= config.paired_steps and is_due
 
-    def _of_pairs(self, batch: Batch, progress: Progress) -> Losses:
-        """Eq. 11-13."""
-        context, response = self._heard(self._context(batch), self._response(batch))
-        about = self._read(self.forth, context)
-        state = self._expected(about.posterior)
-        of_tokens = torch.full_like(batch["emotion"], 1 / batch.tokens, dtype=torch.float32)
-        nll, _ = self._told(self.forth, about, response, state, of_tokens)
-        terms = {"nll": nll, **self._inferred(about, batch, "context", of_tokens, progress)}
+    def _paired_losses(self, batch: Batch, progress: Progress) -> Losses:
+        """Return the terms of eq. 11-13."""
+        context, response = self._embed_texts(self._context(batch), self._response(batch))
+        encoded = self._encode_text(self.forward_model, context)
+        z_context = self._expand_consensus(encoded.log_posterior)
+        per_token = torch.full_like(batch["emotion"], 1 / batch.tokens, dtype=torch.float32)
+        nll, _ = self._text_nll(self.forward_model, encoded, response, z_context, per_token)
+        terms = {
+            "nll": nll,
+            **self._posterior_losses(encoded, batch, "context", per_token, progress),
+        }
         if not self.config.dual:
             return terms
-        answered = self._read(self.back, response)
-        other = self._expected(answered.posterior)
-        even = _evenly(context, batch)
-        terms["nll_by_response"], _ = self._told(self.forth, about, response, other, of_tokens)
-        terms["back"], _ = self._told(self.back, answered, context, state, even)
-        terms["back_by_response"], _ = self._told(self.back, answered, context, other, even)
-        return {**terms, **self._inferred(answered, batch, "response", of_tokens, progress)}
+        encoded_response = self._encode_text(self.backward_model, response)
+        z_response = self._expand_consensus(encoded_response.log_posterior)
+        per_sample = _weigh_samples_equally(context, batch)
+        forward = self.forward_model, encoded, response
+        backward = self.backward_model, encoded_response, context
+        terms["nll_by_response"], _ = self._text_nll(*forward, z_response, per_token)
+        terms["back"], _ = self._text_nll(*backward, z_context, per_sample)
+        terms["back_by_response"], _ = self._text_nll(*backward, z_response, per_sample)
+        posterior_losses = self._posterior_losses(
+            encoded_response, batch, "response", per_token, progress
+        )
+        return {**terms, **posterior_losses}
 
-    def _of_unpaired(self, batch: Batch, stream: str, progress: Progress) -> Losses:
-        """Eq. 14-19: say something to what was heard, and tell from that what was heard."""
+    def _unpaired_losses(self, batch: Batch, stream: str, progress: Progress) -> Losses:
+        """Return the terms of eq. 14-19: sample a counterpart and reconstruct the text from it."""
         config: DualEmpConfig = self.config
         if stream == CONTEXTS:
-            there, back = self.forth, self.back
-            text, role, longest = self._context(batch), LISTENER, config.sampled_response_tokens
+            sampler, reconstructor = self.forward_model, self.backward_model
+            tokens, role = self._context(batch), LISTENER
+            max_tokens = config.sampled_response_tokens
         else:
-            there, back = self.back, self.forth
-            text, role, longest = self._response(batch), SPEAKER, config.sampled_context_tokens
-        [heard] = self._heard(text)
-        read = self._read(there, heard)
-        state = self._drawn(read.posterior)
-        sampled = self._said(there, read, state.vectors, longest, greedily=False)
-        [said] = self._heard(self._text(sampled, role))
-        even = _evenly(heard, batch)
-        again, losses = self._told(back, self._read(back, said), heard, state, even)
-        advantage = self._advantage(-losses)
-        chosen = _as_drawn(said, sampled, longest, self.data_info.specials["<pad>"])
-        counts = _evenly(chosen, batch) * advantage
-        policy, _ = self._told(there, read, chosen, state, counts, smoothed=False)
+            sampler, reconstructor = self.backward_model, self.forward_model
+            tokens, role = self._response(batch), SPEAKER
+            max_tokens = config.sampled_context_tokens
+        # Step 1: infer the consensus of the text and sample a counterpart.
+        [text] = self._embed_texts(tokens)
+        encoded = self._encode_text(sampler, text)
+        z = self._sample_consensus(encoded.log_posterior)
+        samples = self._generate(sampler, encoded, z.embeddings, max_tokens, greedy=False)
+        # Step 2: reconstruct the text from the counterpart and the consensus.
+        [counterpart] = self._embed_texts(self._add_cls(samples, role))
+        per_sample = _weigh_samples_equally(text, batch)
+        reconstruction, losses = self._text_nll(
+            reconstructor, self._encode_text(reconstructor, counterpart), text, z, per_sample
+        )
+        # Step 3: the reconstruction's log-likelihood is the sampler's reward.
+        advantage = self._compute_advantage(-losses)
+        padding = self.data_info.specials["<pad>"]
+        actions = _mask_forced_eos(counterpart, samples, max_tokens, padding)
+        weights = _weigh_samples_equally(actions, batch) * advantage
+        policy, _ = self._text_nll(sampler, encoded, actions, z, weights, smoothed=False)
         return {
-            f"told_again_{stream}": again,
+            f"reconstruction_{stream}": reconstruction,
             f"policy_{stream}": policy,
-            **self._inferred(read, batch, stream, even, progress),
+            **self._posterior_losses(encoded, batch, stream, per_sample, progress),
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The emotion from q(z | c)."""
-        [context] = self._heard(self._context(batch))
-        return {"emotion": self._log_emotions(self._read(self.forth, context).posterior)}
+        """Return the log-probabilities of the emotions under q(z | c)."""
+        [context] = self._embed_texts(self._context(batch))
+        encoded = self._encode_text(self.forward_model, context)
+        return {"emotion": self._emotion_log_probs(encoded.log_posterior)}
 
     def log_likelihood(self, batch: Batch) -> Tensor:
-        """(B, T)."""
-        context, response = self._heard(self._context(batch), self._response(batch))
-        about = self._read(self.forth, context)
-        hidden = self._decoded(self.forth, about, response, self._drawn(about.posterior))
-        values, real = hidden.new_zeros(response.real.shape), response.real
-        values[real] = self.forth.output.log_likelihood(hidden[real], response.said[real])
+        """Return log p(y_t | y_<t, c, z) at the likeliest z, 0 for padding: (B, T)."""
+        context, response = self._embed_texts(self._context(batch), self._response(batch))
+        encoded = self._encode_text(self.forward_model, context)
+        z = self._sample_consensus(encoded.log_posterior)
+        hidden = self._decode_text(self.forward_model, encoded, response, z)
+        mask = response.target_mask
+        values, output = hidden.new_zeros(mask.shape), self.forward_model.output
+        values[mask] = output.log_likelihood(hidden[mask], response.targets[mask])
         return values
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """The context, with the consensus beside it and in the first place."""
-        [context] = self._heard(self._context(batch))
-        about = self._read(self.forth, context)
-        return self._begun(self.forth, about, self._drawn(about.posterior).vectors)
+        """Return the forward decoder's state before the first token."""
+        [context] = self._embed_texts(self._context(batch))
+        encoded = self._encode_text(self.forward_model, context)
+        z = self._sample_consensus(encoded.log_posterior)
+        return self._init_state(self.forward_model, encoded, z.embeddings)
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more token of a response."""
-        return self._next(self.forth, tokens, state)
+        """Return the forward model's logits of the next tokens, and the new state."""
+        return self._next_logits(self.forward_model, tokens, state)
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """The emotion, the states of the consensus by the emotion each stands for, and what context
-        the backward model would imagine for the answer."""
-        [context] = self._heard(self._context(batch))
-        shares = self._read(self.forth, context).posterior.exp()
-        emotions = [self.data_info.emotions[n] for n in self._emotions_of_states().argmax(dim=1)]
-        names = [f"{number + 1} {emotion}" for number, emotion in enumerate(emotions)]
-        imagined = self._imagined(batch) if self.config.dual else [None] * len(batch)
+        """Return the emotion, q(z | c) by state and its likeliest emotion, and the context that the
+        backward model generates for the answer."""
+        [context] = self._embed_texts(self._context(batch))
+        probs = self._encode_text(self.forward_model, context).log_posterior.exp()
+        likeliest = self._state_emotion_log_probs().argmax(dim=1)
+        emotions = [self.data_info.emotions[index] for index in likeliest]
+        names = [f"{number} {emotion}" for number, emotion in enumerate(emotions, start=1)]
+        imagined = self._imagine_contexts(batch) if self.config.dual else [None] * len(batch)
         return [
             replace(
                 explanation,
@@ -411,216 +437,235 @@ class DualEmp(Transformer):
                 imagined_tokens=tokens,
             )
             for explanation, row, tokens in zip(
-                super().explain(batch), shares, imagined, strict=True
+                super().explain(batch), probs, imagined, strict=True
             )
         ]
 
-    def _imagined(self, batch: Batch) -> list[list[int] | None]:
-        """The likeliest context of each response, None where nothing has been said."""
-        [response] = self._heard(self._response(batch))
-        answered = self._read(self.back, response)
-        vectors = self._drawn(answered.posterior).vectors
-        longest = self.config.sampled_context_tokens
-        said = self._said(self.back, answered, vectors, longest, greedily=True)
-        empty = (response.real.sum(dim=1) == 1).tolist()  # nothing but <eos>
+    def _imagine_contexts(self, batch: Batch) -> list[list[int] | None]:
+        """Return the backward model's greedy context of each response, None for empty ones."""
+        [response] = self._embed_texts(self._response(batch))
+        encoded = self._encode_text(self.backward_model, response)
+        z = self._sample_consensus(encoded.log_posterior).embeddings
+        max_tokens = self.config.sampled_context_tokens
+        contexts = self._generate(self.backward_model, encoded, z, max_tokens, greedy=True)
+        is_empty = (response.target_mask.sum(dim=1) == 1).tolist()  # only <eos>
         padding = self.data_info.specials["<pad>"]
-        rows = zip(said, empty, strict=True)
-        return [None if nothing else row[row != padding].tolist() for row, nothing in rows]
+        rows = zip(contexts, is_empty, strict=True)
+        return [None if empty else row[row != padding].tolist() for row, empty in rows]
 
-    def _context(self, batch: Batch) -> Text:
-        return Text(tokens=batch["context"], roles=batch["context_roles"])
+    def _context(self, batch: Batch) -> TokenizedText:
+        return TokenizedText(tokens=batch["context"], roles=batch["context_roles"])
 
-    def _response(self, batch: Batch) -> Text:
+    def _response(self, batch: Batch) -> TokenizedText:
         specials, response = self.data_info.specials, batch["response"]
-        ended = response == specials["<eos>"]
-        return self._text(response.masked_fill(ended, specials["<pad>"])[:, :-1], LISTENER)
+        is_eos = response == specials["<eos>"]
+        return self._add_cls(response.masked_fill(is_eos, specials["<pad>"])[:, :-1], LISTENER)
 
-    def _text(self, words: Tensor, role: str) -> Text:
-        """(B, S - 1) words, all of one role, behind `<cls>`."""
+    def _add_cls(self, tokens: Tensor, role: str) -> TokenizedText:
+        """Return tokens (B, S - 1) of a single role with `<cls>` in front."""
         specials = self.data_info.specials
-        there = words != specials["<pad>"]
-        roles = torch.full_like(words, specials[role]).masked_fill(~there, specials["<pad>"])
-        first = words.new_full((len(words), 1), specials["<cls>"])
-        return Text(tokens=torch.cat([first, words], dim=1), roles=torch.cat([first, roles], dim=1))
+        is_padding = tokens == specials["<pad>"]
+        roles = torch.full_like(tokens, specials[role]).masked_fill(is_padding, specials["<pad>"])
+        cls = tokens.new_full((len(tokens), 1), specials["<cls>"])
+        return TokenizedText(
+            tokens=torch.cat([cls, tokens], dim=1), roles=torch.cat([cls, roles], dim=1)
+        )
 
-    def _heard(self, *texts: Text) -> list[Heard]:
-        """All word vectors are looked up at once."""
+    def _embed_texts(self, *texts: TokenizedText) -> list[EmbeddedText]:
+        """Embed texts by one lookup."""
         specials = self.data_info.specials
-        lookups, all_said = [], []
+        lookups, all_targets = [], []
         for text in texts:
-            read = text.tokens
+            inputs = text.tokens
             if self.training and self.config.word_dropout:
-                read = drop_words(read, self.config.word_dropout, self.data_info)
-            said = F.pad(text.tokens[:, 1:], (0, 1), value=specials["<pad>"])
-            length = (said != specials["<pad>"]).sum(dim=1, keepdim=True)
-            said = said.scatter(1, length, specials["<eos>"])
-            lookups += [read, text.roles, self.shift_right(said)]
-            all_said.append(said)
-        vectors = iter(self.embedding(*lookups))
-        heard = []
-        for text, said in zip(texts, all_said, strict=True):
-            words, speakers, given = next(vectors), next(vectors), next(vectors)
-            heard.append(
-                Heard(
-                    source=self.dropout(words + speakers + self.positions(words.shape[1])),
-                    mask=(text.tokens != specials["<pad>"])[:, None, None, :],
-                    given=self.dropout(given + self.positions(given.shape[1])),
-                    said=said,
-                    real=said != specials["<pad>"],
+                inputs = drop_words(inputs, self.config.word_dropout, self.data_info)
+            targets = F.pad(text.tokens[:, 1:], (0, 1), value=specials["<pad>"])
+            length = (targets != specials["<pad>"]).sum(dim=1, keepdim=True)
+            targets = targets.scatter(1, length, specials["<eos>"])
+            lookups += [inputs, text.roles, self.shift_right(targets)]
+            all_targets.append(targets)
+        embeddings = iter(self.embedding(*lookups))
+        embedded = []
+        for text, targets in zip(texts, all_targets, strict=True):
+            words, roles, inputs = next(embeddings), next(embeddings), next(embeddings)
+            embedded.append(
+                EmbeddedText(
+                    source=self.dropout(words + roles + self.positions(words.shape[1])),
+                    attention_mask=(text.tokens != specials["<pad>"])[:, None, None, :],
+                    decoder_inputs=self.dropout(inputs + self.positions(inputs.shape[1])),
+                    targets=targets,
+                    target_mask=targets != specials["<pad>"],
                 )
             )
-        return heard
+        return embedded
 
-    def _read(self, direction: Direction, heard: Heard) -> Read:
-        """Eq. 2-3."""
-        source = direction.encoder(heard.source, heard.mask)
-        posterior = direction.posterior(source[:, 0]).log_softmax(dim=-1)
-        return Read(source=source, mask=heard.mask, posterior=posterior)
-
-    def _expected(self, posterior: Tensor) -> Consensus:
-        """The states that the likelihood's expectation is taken over."""
-        if self.config.expectation != "exact" or not self.training:
-            return self._drawn(posterior)
-        rows, states = posterior.shape
-        return Consensus(
-            vectors=self.states.weight.repeat(rows, 1),
-            rows=torch.arange(rows, device=posterior.device).repeat_interleave(states),
-            shares=posterior.exp().flatten(),
+    def _encode_text(self, direction: Direction, text: EmbeddedText) -> EncodedText:
+        """Return hidden states (eq. 2) and the posterior of the consensus (eq. 3)."""
+        hidden = direction.encoder(text.source, text.attention_mask)
+        log_posterior = direction.posterior(hidden[:, 0]).log_softmax(dim=-1)
+        return EncodedText(
+            hidden=hidden, attention_mask=text.attention_mask, log_posterior=log_posterior
         )
 
-    def _drawn(self, posterior: Tensor) -> Consensus:
-        """One state a sample: drawn in training, the likeliest otherwise; or all states' mean."""
+    def _expand_consensus(self, log_posterior: Tensor) -> ConsensusSamples:
+        """Return the states of a likelihood's expectation: all K if it is exact, else one."""
+        if self.config.expectation != "exact" or not self.training:
+            return self._sample_consensus(log_posterior)
+        num_texts, num_states = log_posterior.shape
+        return ConsensusSamples(
+            embeddings=self.states.weight.repeat(num_texts, 1),
+            rows=torch.arange(num_texts, device=log_posterior.device).repeat_interleave(num_states),
+            weights=log_posterior.exp().flatten(),
+        )
+
+    def _sample_consensus(self, log_posterior: Tensor) -> ConsensusSamples:
+        """Return one state per text, sampled in training and the likeliest otherwise; or the mean
+        of all states."""
         if self.config.expectation == "mean":
-            chosen = posterior.exp()
+            z = log_posterior.exp()
         elif self.training:
-            chosen = F.gumbel_softmax(posterior, tau=self.config.gumbel_temperature, hard=True)
+            z = F.gumbel_softmax(log_posterior, tau=self.config.gumbel_temperature, hard=True)
         else:
-            chosen = F.one_hot(posterior.argmax(dim=1), posterior.shape[1]).to(posterior.dtype)
-        rows = torch.arange(len(posterior), device=posterior.device)
-        shares = posterior.new_ones(len(rows))
-        return Consensus(vectors=chosen @ self.states.weight, rows=rows, shares=shares)
+            z = F.one_hot(log_posterior.argmax(dim=1), log_posterior.shape[1])
+            z = z.to(log_posterior.dtype)
+        rows = torch.arange(len(z), device=z.device)
+        weights = log_posterior.new_ones(len(rows))
+        return ConsensusSamples(embeddings=z @ self.states.weight, rows=rows, weights=weights)
 
-    def _inferred(
-        self, read: Read, batch: Batch, name: str, counts: Tensor, progress: Progress
+    def _posterior_losses(
+        self, encoded: EncodedText, batch: Batch, name: str, weights: Tensor, progress: Progress
     ) -> Losses:
-        """What a posterior should be: of the true emotion (eq. 5), and near its prior.
+        """Return the emotion's loss (eq. 5) and the KL divergence of a posterior from its prior.
 
-        The divergence is divided by a text's length (`counts`) as the likelihoods are. Weighed
-        fully beside the emotion's loss it would leave nothing to be learned: log 32 is what knowing
-        one of 32 even emotions saves, and what it costs to be certain of one of 32 states.
+        The divergence is divided by a text's length (`weights`) as the likelihoods are. At full
+        weight it would cancel the emotion's loss: log 32 is what knowing one of 32 balanced
+        emotions gains, and what certainty about one of 32 states costs.
         """
-        shares, states = read.posterior.exp(), self.config.num_states
-        divergence = (shares * read.posterior).sum(dim=1) + math.log(states)  # from 1 / K
-        emotions = self._log_emotions(read.posterior)
-        missed = F.nll_loss(emotions, batch["emotion"], ignore_index=-1, reduction="sum")
+        q_z, num_states = encoded.log_posterior.exp(), self.config.num_states
+        kl = (q_z * encoded.log_posterior).sum(dim=1) + math.log(num_states)  # from 1 / K
+        log_probs = self._emotion_log_probs(encoded.log_posterior)
+        emotion_loss = F.nll_loss(log_probs, batch["emotion"], ignore_index=-1, reduction="sum")
         weight = annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0
         return {
-            f"emotion_{name}": missed / batch.samples,
-            f"divergence_{name}": weight * (divergence * counts).sum(),
+            f"emotion_{name}": emotion_loss / batch.samples,
+            f"divergence_{name}": weight * (kl * weights).sum(),
         }
 
-    def _log_emotions(self, posterior: Tensor) -> Tensor:
-        """(B, emotions) log p_e (eq. 4) under a posterior."""
+    def _emotion_log_probs(self, log_posterior: Tensor) -> Tensor:
+        """Return log p_e (eq. 4) under a posterior: (B, emotions)."""
         if self.config.expectation == "mean":
-            emotions: Tensor = self.emotions(posterior.exp() @ self.states.weight)
-            return emotions.log_softmax(dim=-1)
-        return (posterior[:, :, None] + self._emotions_of_states()).logsumexp(dim=1)
+            logits: Tensor = self.emotions(log_posterior.exp() @ self.states.weight)
+            return logits.log_softmax(dim=-1)
+        return (log_posterior[:, :, None] + self._state_emotion_log_probs()).logsumexp(dim=1)
 
-    def _emotions_of_states(self) -> Tensor:
-        """(K, emotions) log p_e of each state."""
-        emotions: Tensor = self.emotions(self.states.weight)
-        return emotions.log_softmax(dim=-1)
+    def _state_emotion_log_probs(self) -> Tensor:
+        """Return log p_e of each state: (K, emotions)."""
+        logits: Tensor = self.emotions(self.states.weight)
+        return logits.log_softmax(dim=-1)
 
-    def _told(
-        self, direction: Direction, read: Read, text: Heard, consensus: Consensus, counts: Tensor,
-        smoothed: bool = True,
+    def _text_nll(
+        self, direction: Direction, encoded: EncodedText, text: EmbeddedText, z: ConsensusSamples,
+        token_weights: Tensor, smoothed: bool = True,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The loss of saying a text, where each token of a sample counts as `counts` (B,) says; and
-        (R,) the mean of a token, to look at."""
-        rows, shares = consensus.rows, consensus.shares
-        hidden = self._decoded(direction, read, text, consensus)
-        real = text.real[rows]
-        weights = (counts[rows] * shares.detach())[:, None].expand(real.shape)[real]
+        """Return the NLL of a text, summed with a weight (B,) for the tokens of each sample, and
+        the mean NLL of a token of each row, (R,)."""
+        hidden = self._decode_text(direction, encoded, text, z)
+        mask = text.target_mask[z.rows]
+        row_weights = token_weights[z.rows] * z.weights.detach()
+        weights = row_weights[:, None].expand(mask.shape)[mask]
         smoothing = self.config.label_smoothing if smoothed and self.training else 0.0
-        total, each = direction.output.losses(
-            hidden[real], text.said[rows][real], smoothing, weights
+        total, token_nll = direction.output.losses(
+            hidden[mask], text.targets[z.rows][mask], smoothing, weights
         )
-        sums = each.new_zeros(real.shape).masked_scatter(real, each).sum(dim=1)
-        if shares.requires_grad:  # of an exact expectation: they learn from what each state brings
-            brought = (shares * (counts[rows] * sums)).sum()
-            total = total + brought - brought.detach()
-        return total, sums / real.sum(dim=1)
+        sums = token_nll.new_zeros(mask.shape).masked_scatter(mask, token_nll).sum(dim=1)
+        if z.weights.requires_grad:  # an exact expectation also has a gradient by q(z)
+            expectation = (z.weights * (token_weights[z.rows] * sums)).sum()
+            total = total + expectation - expectation.detach()
+        return total, sums / mask.sum(dim=1)
 
-    def _decoded(
-        self, direction: Direction, read: Read, text: Heard, consensus: Consensus
+    def _decode_text(
+        self, direction: Direction, encoded: EncodedText, text: EmbeddedText, z: ConsensusSamples
     ) -> Tensor:
-        """(R, T, D), eq. 6-8."""
-        vectors, rows = consensus.vectors, consensus.rows
-        given = torch.cat([self._first(vectors), text.given[rows, 1:]], dim=1)
-        hidden: Tensor = direction.decoder(given, read.source[rows], read.mask[rows], vectors)
+        """Return the decoder's hidden states (R, T, D), eq. 6-8."""
+        inputs = torch.cat(
+            [self._first_input(z.embeddings), text.decoder_inputs[z.rows, 1:]], dim=1
+        )
+        hidden: Tensor = direction.decoder(
+            inputs, encoded.hidden[z.rows], encoded.attention_mask[z.rows], z.embeddings
+        )
         return hidden
 
-    def _first(self, vectors: Tensor) -> Tensor:
-        """(R, 1, D) the consensus where `<sos>` would stand."""
-        return vectors[:, None] + self.positions(1)
+    def _first_input(self, z: Tensor) -> Tensor:
+        """Return the decoder's first input (R, 1, D): the consensus instead of `<sos>`."""
+        return z[:, None] + self.positions(1)
 
     @torch.no_grad()
-    def _said(
-        self, direction: Direction, read: Read, vectors: Tensor, longest: int, *, greedily: bool
-    ) -> Tensor:
-        """(B, T) words that a direction says, drawn one after another or the likeliest, padded."""
+    def _generate(
+        self, direction: Direction, encoded: EncodedText, z: Tensor, max_tokens: int, *,
+        greedy: bool,
+    ) -> Tensor:  # fmt: skip
+        """Return texts (B, T) generated by a direction, sampled or greedy, padded, without
+        `<eos>`."""
         specials = self.data_info.specials
         forbidden = [number for name, number in specials.items() if name != "<eos>"]
-        state = self._begun(direction, read, vectors)
-        newest = torch.full_like(read.mask[:, 0, 0, 0], specials["<sos>"], dtype=torch.long)
-        going = torch.ones_like(newest, dtype=torch.bool)
-        said: list[Tensor] = []
-        while len(said) < longest:
-            logits, state = self._next(direction, newest, state)
+        state = self._init_state(direction, encoded, z)
+        newest = torch.full_like(
+            encoded.attention_mask[:, 0, 0, 0], specials["<sos>"], dtype=torch.long
+        )
+        is_open = torch.ones_like(newest, dtype=torch.bool)
+        tokens: list[Tensor] = []
+        while len(tokens) < max_tokens:
+            logits, state = self._next_logits(direction, newest, state)
             logits[:, forbidden] = -torch.inf
-            if greedily:
+            if greedy:
                 newest = logits.argmax(dim=1)
             else:
-                shares = logits.float().softmax(dim=1)
-                newest = sample_categorical(shares, torch.rand_like(shares[:, 0]))
-            going = going & (newest != specials["<eos>"])
-            if not bool(going.any()):
+                probs = logits.float().softmax(dim=1)
+                newest = sample_categorical(probs, torch.rand_like(probs[:, 0]))
+            is_open = is_open & (newest != specials["<eos>"])
+            if not bool(is_open.any()):
                 break
-            said.append(newest.masked_fill(~going, specials["<pad>"]))
-        return torch.stack(said, dim=1) if said else newest[:, None][:, :0]
+            tokens.append(newest.masked_fill(~is_open, specials["<pad>"]))
+        return torch.stack(tokens, dim=1) if tokens else newest[:, None][:, :0]
 
-    def _begun(self, direction: Direction, read: Read, vectors: Tensor) -> State:
-        state = direction.decoder.init_state(read.source, read.mask, vectors)
-        return {**state, "first_input": self._first(vectors)}
+    def _init_state(self, direction: Direction, encoded: EncodedText, z: Tensor) -> State:
+        state = direction.decoder.init_state(encoded.hidden, encoded.attention_mask, z)
+        return {**state, "first_input": self._first_input(z)}
 
-    def _next(self, direction: Direction, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def _next_logits(
+        self, direction: Direction, tokens: Tensor, state: State
+    ) -> tuple[Tensor, State]:
         embedded = (
             self.embed_next(tokens, state["length"]) if state["length"] else state["first_input"]
         )
         hidden, state = direction.decoder.step(embedded, state)
         return direction.output.logits(hidden), state
 
-    def _advantage(self, rewards: Tensor) -> Tensor:
-        """(B,) rewards without what the batch's other samples get, which tells nothing of these."""
+    def _compute_advantage(self, rewards: Tensor) -> Tensor:
+        """Return rewards (B,) minus the mean reward of the batch's other samples."""
         if self.config.reward_baseline == "none" or len(rewards) == 1:
             return rewards
-        others = (rewards.sum() - rewards) / (len(rewards) - 1)
-        return rewards - others
+        baseline = (rewards.sum() - rewards) / (len(rewards) - 1)
+        return rewards - baseline
 
 
 def _streams(config: DualEmpConfig) -> tuple[str, ...]:
     return (PAIRED, CONTEXTS, RESPONSES) if config.unpaired else (PAIRED,)
 
 
-def _as_drawn(said: Heard, sampled: Tensor, longest: int, padding: int) -> Heard:
-    """Without the `<eos>` of texts that were cut off: nobody chose it, so that no reward is its."""
-    if sampled.shape[1] < longest:
-        return said
-    real = said.real.clone()
-    real[:, longest] &= sampled[:, -1] == padding
-    return replace(said, real=real)
+def _mask_forced_eos(
+    text: EmbeddedText, samples: Tensor, max_tokens: int, padding: int
+) -> EmbeddedText:
+    """Mask the `<eos>` of texts cut off at the length limit: it was not sampled, so it has no part
+    in the reward."""
+    if samples.shape[1] < max_tokens:
+        return text
+    target_mask = text.target_mask.clone()
+    target_mask[:, max_tokens] &= samples[:, -1] == padding
+    return replace(text, target_mask=target_mask)
 
 
-def _evenly(text: Heard, batch: Batch) -> Tensor:
-    """(B,) what a token counts where each sample's mean does."""
-    return 1 / (text.real.sum(dim=1) * batch.samples)
+def _weigh_samples_equally(text: EmbeddedText, batch: Batch) -> Tensor:
+    """Return a weight for the tokens of each sample, (B,), with which their sum is the mean over
+    samples of the mean over tokens."""
+    return 1 / (text.target_mask.sum(dim=1) * batch.samples)

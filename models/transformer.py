@@ -184,15 +184,15 @@ class Transformer(DialogueVariant):
         return self.output.logits(hidden), state
 
     def embed(self, batch: Batch) -> EmbeddedBatch:
-        """What the encoder and the decoder are given, before any layer."""
+        """Return the inputs of encoder and decoder."""
         context, roles = self.prepare_context(batch)
         response = batch["response"]
-        words, speakers, given = self.embedding(context, roles, self.shift_right(response))
+        words, speakers, inputs = self.embedding(context, roles, self.shift_right(response))
         padding = self.data_info.specials["<pad>"]
         return EmbeddedBatch(
             context=self.dropout(words + speakers + self.positions(context.shape[1])),
             attention_mask=(context != padding)[:, None, None, :],
-            decoder_inputs=self.dropout(given + self.positions(given.shape[1])),
+            decoder_inputs=self.dropout(inputs + self.positions(inputs.shape[1])),
             response_mask=response != padding,
         )
 

@@ -25,8 +25,8 @@ from attune.models.labels import LABELS
 from attune.platform.runs.model import Model, load_model, save_model
 from attune.platform.training.updates import total_loss, trainable_only
 
-BEGUN = Progress(step=1, fraction=0.1)
-"""Not the very first step, at which what comes in gradually does not count yet."""
+EARLY = Progress(step=1, fraction=0.1)
+"""Not the first step, at which annealed terms still have the weight 0."""
 
 
 def stage_losses(variant: Variant, batch: Batch):
@@ -35,7 +35,7 @@ def stage_losses(variant: Variant, batch: Batch):
         for update in stage.updates:
             with trainable_only(variant, stage.players[update.player]):
                 method = getattr(variant, update.losses)
-                yield stage, update, method(streams(stage, batch), BEGUN)
+                yield stage, update, method(streams(stage, batch), EARLY)
 
 
 def streams(stage: Stage, batch: Batch):
@@ -44,8 +44,8 @@ def streams(stage: Stage, batch: Batch):
 
 
 def parameters_of(variant: Variant, parts):
-    found = {id(p): p for part in parts for p in getattr(variant, part).parameters()}
-    return list(found.values())
+    parameters = {id(p): p for part in parts for p in getattr(variant, part).parameters()}
+    return list(parameters.values())
 
 
 def rows_of(batch: Batch, rows) -> Batch:
@@ -101,7 +101,7 @@ def check_each_player_moves_itself_and_nobody_else(variant, batch):
             before = {name: p.detach().clone() for name, p in variant.named_parameters()}
             optimizer = torch.optim.SGD(mine, lr=0.1)
             with trainable_only(variant, parts):
-                losses = getattr(variant, update.losses)(streams(stage, batch), BEGUN)
+                losses = getattr(variant, update.losses)(streams(stage, batch), EARLY)
                 variant.zero_grad()
                 total_loss(update, losses).backward()
                 for name, p in variant.named_parameters():
@@ -151,14 +151,14 @@ def check_saved_is_loaded(model: Model, batch, folder: Path):
 
 @torch.no_grad()
 def outputs(variant, batch):
-    found = list(variant.predict(batch).values())
+    tensors = list(variant.predict(batch).values())
     if isinstance(variant, DialogueVariant):
-        found.append(variant.log_likelihood(batch))
+        tensors.append(variant.log_likelihood(batch))
     if isinstance(variant, Annotator):
-        found.append(variant.marks(batch))
+        tensors.append(variant.marks(batch))
     if isinstance(variant, TextClassifier):
-        found.extend(variant.predict_response(batch).values())
-    return found
+        tensors.extend(variant.predict_response(batch).values())
+    return tensors
 
 
 def check_truth_is_not_used(variant, batch):

@@ -62,11 +62,11 @@ class KeepsSomethingApart(MultiTransformer):
         return super().encode_context(words) * self.hidden_scale
 
 
-class LooksAtTheTruth(MultiTransformer):
+class ReadsTheTrueEmotion(MultiTransformer):
     def embed(self, batch):
         words = super().embed(batch)
-        told = words.context + batch["emotion"][:, None, None] * 0.01
-        return dataclasses.replace(words, context=told)
+        context = words.context + batch["emotion"][:, None, None] * 0.01
+        return dataclasses.replace(words, context=context)
 
 
 class SeesPadding(MultiTransformer):
@@ -114,7 +114,7 @@ def faulty(vocabulary, monkeypatch):
         (UnusedPart, contract.check_each_player_moves_itself_and_nobody_else),
         (ForgottenPart, contract.check_each_player_moves_itself_and_nobody_else),
         (LocalMean, contract.check_parts_add_up),
-        (LooksAtTheTruth, contract.check_truth_is_not_used),
+        (ReadsTheTrueEmotion, contract.check_truth_is_not_used),
         (SeesPadding, contract.check_a_batch_gives_what_its_samples_give),
         (WrongPositions, contract.check_steps_equal_all_at_once),
         (CarelessSelect, contract.check_steps_equal_all_at_once),

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from attune.models.base import CONTEXTS, PAIRED, RESPONSES, Progress
-from attune.models.dual_emp import LISTENER, _as_drawn
+from attune.models.dual_emp import LISTENER, _mask_forced_eos
 from attune.models.layers import WordEmbedding
 from attune.models.output_layer import OutputLayer
 from attune.platform.core.errors import UsageError
 from attune.platform.training import settings
-from tests.contract import BEGUN, rows_of
+from tests.contract import EARLY, rows_of
 
 
 def all_streams(batch):
@@ -27,7 +27,7 @@ def only(batch, *names):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_weighted_losses_are_what_autograd_makes_of_them(smoothing):
+def test_weighted_losses_have_the_gradients_of_autograd(smoothing):
     torch.manual_seed(0)
     output = OutputLayer(WordEmbedding(50, 8), 8, tied=False)
     hidden = torch.randn(20, 8, requires_grad=True)
@@ -35,109 +35,116 @@ def test_weighted_losses_are_what_autograd_makes_of_them(smoothing):
     parameters = (hidden, output.weight, output.bias)
 
     total, each = output.losses(hidden, targets, smoothing, weights)
-    found = torch.autograd.grad(total, parameters)
+    grads = torch.autograd.grad(total, parameters)
     logits = F.linear(hidden, output.weight, output.bias)
     losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
     expected = torch.autograd.grad((losses * weights).sum(), parameters)
 
     assert torch.allclose(each, losses, atol=1e-5)
     assert torch.allclose(total, (losses * weights).sum(), atol=1e-4)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(grads, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_settings_that_make_no_sense():
+def test_invalid_settings_are_rejected():
     with pytest.raises(UsageError, match="unpaired=true needs dual=true"):
         settings.configure("dual-emp", "tiny", {"dual": "false"})
 
 
-def test_responses_are_told_as_the_batch_has_them(build, batch):
+def test_responses_are_the_targets(build, batch):
     variant = build("dual-emp").variant.eval()
-    context, response = variant._heard(variant._context(batch), variant._response(batch))
-    assert response.said.equal(batch["response"])
+    context, response = variant._embed_texts(variant._context(batch), variant._response(batch))
+    assert response.targets.equal(batch["response"])
     words = variant._response(batch).tokens
     assert bool((words[:, 0] == variant.data_info.specials["<cls>"]).all())
     assert not bool((words == variant.data_info.specials["<eos>"]).any())
-    ends = (context.said == variant.data_info.specials["<eos>"]).sum(dim=1)
+    ends = (context.targets == variant.data_info.specials["<eos>"]).sum(dim=1)
     assert ends.tolist() == [1] * len(batch)
-    assert context.real.sum(dim=1).equal((batch["context"] != 0).sum(dim=1))
+    assert context.target_mask.sum(dim=1).equal((batch["context"] != 0).sum(dim=1))
 
 
 @torch.no_grad()
 def test_exact_expectation_is_the_sum_over_states(build, batch):
     few = rows_of(batch, range(3))
     variant = build("dual-emp", expectation="exact", word_dropout=0.0).variant.train()
-    context, response = variant._heard(variant._context(few), variant._response(few))
-    about = variant._read(variant.forth, context)
+    context, response = variant._embed_texts(variant._context(few), variant._response(few))
+    encoded = variant._encode_text(variant.forward_model, context)
     counts = torch.ones(3)
-    consensus = variant._expected(about.posterior)
-    total, _ = variant._told(variant.forth, about, response, consensus, counts)
+    consensus = variant._expand_consensus(encoded.log_posterior)
+    total, _ = variant._text_nll(variant.forward_model, encoded, response, consensus, counts)
     expected = 0.0
     for state in range(variant.config.num_states):
         one = dataclasses.replace(
             consensus,
-            vectors=variant.states.weight[state].expand(3, -1),
+            embeddings=variant.states.weight[state].expand(3, -1),
             rows=torch.arange(3),
-            shares=torch.ones(3),
+            weights=torch.ones(3),
         )
-        _, means = variant._told(variant.forth, about, response, one, counts)
-        sums = means * response.real.sum(dim=1)
-        expected += float((about.posterior[:, state].exp() * sums).sum())
+        _, means = variant._text_nll(variant.forward_model, encoded, response, one, counts)
+        sums = means * response.target_mask.sum(dim=1)
+        expected += float((encoded.log_posterior[:, state].exp() * sums).sum())
     assert float(total) == pytest.approx(expected, rel=1e-4)
 
 
-def test_exact_expectation_teaches_the_posterior(build, batch):
+def test_exact_expectation_has_a_gradient_by_the_posterior(build, batch):
     """Its gradient is that of the sum over states written out."""
     few = rows_of(batch, range(3))
     variant = build("dual-emp", expectation="exact", word_dropout=0.0).variant.train()
-    context, response = variant._heard(variant._context(few), variant._response(few))
+    context, response = variant._embed_texts(variant._context(few), variant._response(few))
     with torch.no_grad():
-        about = variant._read(variant.forth, context)
-    posterior = about.posterior.clone().requires_grad_()
-    consensus = variant._expected(posterior)
-    total, means = variant._told(variant.forth, about, response, consensus, torch.ones(3))
-    [found] = torch.autograd.grad(total, posterior)
-    sums = (means * response.real[consensus.rows].sum(dim=1)).view_as(posterior)
-    assert torch.allclose(found, posterior.detach().exp() * sums, rtol=1e-4)
+        encoded = variant._encode_text(variant.forward_model, context)
+    posterior = encoded.log_posterior.clone().requires_grad_()
+    consensus = variant._expand_consensus(posterior)
+    total, means = variant._text_nll(
+        variant.forward_model, encoded, response, consensus, torch.ones(3)
+    )
+    [gradient] = torch.autograd.grad(total, posterior)
+    sums = (means * response.target_mask[consensus.rows].sum(dim=1)).view_as(posterior)
+    assert torch.allclose(gradient, posterior.detach().exp() * sums, rtol=1e-4)
 
 
 @pytest.mark.parametrize("expectation", ["gumbel", "mean", "exact"])
-def test_the_likelihood_teaches_the_posterior(build, batch, expectation):
+def test_the_likelihood_has_a_gradient_by_the_posterior(build, batch, expectation):
     variant = build("dual-emp", expectation=expectation).variant
-    losses = variant.losses(all_streams(rows_of(batch, range(4))), BEGUN)
-    for term, direction in (("nll", variant.forth), ("nll_by_response", variant.back)):
+    losses = variant.losses(all_streams(rows_of(batch, range(4))), EARLY)
+    for term, direction in (
+        ("nll", variant.forward_model),
+        ("nll_by_response", variant.backward_model),
+    ):
         grads = torch.autograd.grad(
             losses[term], tuple(direction.posterior.parameters()), retain_graph=True
         )
         assert all(bool(grad.any()) for grad in grads), term
 
 
-def test_a_drawn_state_is_one_state(build):
+def test_a_sampled_state_is_one_state(build):
     variant = build("dual-emp").variant.train()
     torch.manual_seed(0)
     posterior = torch.tensor([[0.7, 0.2, 0.1] + [0.0] * 29]).log().repeat(2000, 1)
-    drawn = variant._drawn(posterior).vectors
-    nearest = torch.cdist(drawn, variant.states.weight)
+    sampled = variant._sample_consensus(posterior).embeddings
+    nearest = torch.cdist(sampled, variant.states.weight)
     assert bool((nearest.min(dim=1).values < 1e-3).all())
     counts = torch.bincount(nearest.argmin(dim=1), minlength=32) / 2000
     assert counts[:3].tolist() == pytest.approx([0.7, 0.2, 0.1], abs=0.04)
-    likeliest = variant.eval()._drawn(posterior[:1]).vectors
+    likeliest = variant.eval()._sample_consensus(posterior[:1]).embeddings
     assert torch.allclose(likeliest, variant.states.weight[:1])
 
 
-def test_certainty_costs_what_it_saves_without_the_length(build, batch):
-    """log K for a posterior of one state, 0 for an even one."""
+def test_kl_of_certain_and_uniform_posteriors(build, batch):
+    """log K for a posterior of one state, 0 for a uniform one."""
     variant = build("dual-emp").variant.eval()
-    read = variant._read(variant.forth, variant._heard(variant._context(batch))[0])
+    encoded = variant._encode_text(
+        variant.forward_model, variant._embed_texts(variant._context(batch))[0]
+    )
     ones = torch.ones(len(batch))
     for posterior, expected in (
         (torch.zeros(len(batch), 32) - math.log(32), 0.0),
         (F.one_hot(torch.zeros(len(batch), dtype=torch.long), 32).clamp(min=1e-30).log(), 3.4657),
     ):
-        told = dataclasses.replace(read, posterior=posterior.float())
-        terms = variant._inferred(told, batch, "context", ones, Progress())
-        divergence = float(terms["divergence_context"]) / len(batch)
-        assert divergence == pytest.approx(expected, abs=1e-3)
+        certain = dataclasses.replace(encoded, log_posterior=posterior.float())
+        terms = variant._posterior_losses(certain, batch, "context", ones, Progress())
+        kl = float(terms["divergence_context"]) / len(batch)
+        assert kl == pytest.approx(expected, abs=1e-3)
 
 
 def test_unpaired_texts_need_no_counterpart(build, batch):
@@ -147,10 +154,10 @@ def test_unpaired_texts_need_no_counterpart(build, batch):
         CONTEXTS: only(batch, "context", "context_roles"),
         RESPONSES: only(batch, "response"),
     }
-    losses = variant.losses(batches, BEGUN)
+    losses = variant.losses(batches, EARLY)
     assert set(variant.loss_weights()) == set(losses)
     waits = build("dual-emp", paired_steps=5).variant.train()
-    assert "policy_contexts" not in waits.losses(batches, BEGUN)
+    assert "policy_contexts" not in waits.losses(batches, EARLY)
     assert "policy_contexts" in waits.losses(batches, Progress(step=5))
     seldom = build("dual-emp", unpaired_every=3).variant.train()
     steps = [Progress(step=step) for step in range(6)]
@@ -159,13 +166,17 @@ def test_unpaired_texts_need_no_counterpart(build, batch):
 
 
 @pytest.mark.parametrize(
-    ("stream", "speaks", "tells"), [(CONTEXTS, "forth", "back"), (RESPONSES, "back", "forth")]
+    ("stream", "sampler", "reconstructor"),
+    [(CONTEXTS, "forward_model", "backward_model"), (RESPONSES, "backward_model", "forward_model")],
 )
-def test_who_learns_from_an_unpaired_text(build, batch, stream, speaks, tells):
-    """The one that speaks by its reward, the other by telling the text again."""
+def test_which_direction_learns_from_an_unpaired_text(build, batch, stream, sampler, reconstructor):
+    """The sampler learns from its reward, the other direction from the reconstruction."""
     variant = build("dual-emp", tied=False).variant.train()
-    losses = variant._of_unpaired(batch, stream, BEGUN)
-    for term, learns, rests in (("policy", speaks, tells), ("told_again", tells, speaks)):
+    losses = variant._unpaired_losses(batch, stream, EARLY)
+    for term, learns, rests in (
+        ("policy", sampler, reconstructor),
+        ("reconstruction", reconstructor, sampler),
+    ):
         variant.zero_grad()
         losses[f"{term}_{stream}"].backward(retain_graph=True)
         assert getattr(variant, learns).decoder.norm.weight.grad.any(), term
@@ -173,37 +184,37 @@ def test_who_learns_from_an_unpaired_text(build, batch, stream, speaks, tells):
 
 
 @pytest.mark.parametrize("stream", [CONTEXTS, RESPONSES])
-def test_a_text_is_told_again_from_what_was_said(build, batch, stream, monkeypatch):
+def test_a_text_is_reconstructed_from_its_counterpart(build, batch, stream, monkeypatch):
     variant = build("dual-emp", expectation="mean").variant.train()
     words = batch["response"][:, :1]
 
-    def told_again(said):
-        monkeypatch.setattr(variant, "_said", lambda *_, **__: said)
-        return variant._of_unpaired(batch, stream, BEGUN)[f"told_again_{stream}"]
+    def reconstruct(counterpart):
+        monkeypatch.setattr(variant, "_generate", lambda *_, **__: counterpart)
+        return variant._unpaired_losses(batch, stream, EARLY)[f"reconstruction_{stream}"]
 
-    assert torch.equal(told_again(words), told_again(words))
-    assert not torch.allclose(told_again(words), told_again(words + 1), atol=1e-6)
+    assert torch.equal(reconstruct(words), reconstruct(words))
+    assert not torch.allclose(reconstruct(words), reconstruct(words + 1), atol=1e-6)
 
 
-def test_nobody_is_rewarded_for_an_end_that_was_not_drawn(build):
+def test_an_eos_that_was_not_sampled_has_no_reward(build):
     variant = build("dual-emp").variant
     padding, word = variant.data_info.specials["<pad>"], len(variant.data_info.specials)
     sampled = torch.tensor([[word, word, word], [word, word, padding]])
-    [said] = variant._heard(variant._text(sampled, LISTENER))
-    assert said.real.sum(dim=1).tolist() == [4, 3]
-    assert _as_drawn(said, sampled, 3, padding).real.sum(dim=1).tolist() == [3, 3]
-    assert _as_drawn(said, sampled, 4, padding) is said
+    [text] = variant._embed_texts(variant._add_cls(sampled, LISTENER))
+    assert text.target_mask.sum(dim=1).tolist() == [4, 3]
+    assert _mask_forced_eos(text, sampled, 3, padding).target_mask.sum(dim=1).tolist() == [3, 3]
+    assert _mask_forced_eos(text, sampled, 4, padding) is text
 
 
-def test_rewards_are_held_against_the_others(build):
+def test_the_baseline_is_the_mean_reward_of_the_others(build):
     variant = build("dual-emp").variant
-    advantage = variant._advantage(torch.tensor([-2.0, -4.0, -6.0]))
+    advantage = variant._compute_advantage(torch.tensor([-2.0, -4.0, -6.0]))
     assert advantage.tolist() == [3.0, 0.0, -3.0]
     plain = build("dual-emp", reward_baseline="none").variant
-    assert plain._advantage(torch.tensor([-2.0, -4.0])).tolist() == [-2.0, -4.0]
+    assert plain._compute_advantage(torch.tensor([-2.0, -4.0])).tolist() == [-2.0, -4.0]
 
 
-def test_a_baseline_calms_the_policy(build, batch):
+def test_a_baseline_reduces_the_variance_of_the_policy_gradient(build, batch):
     """The same expectation, less variance: over draws the gradient scatters less."""
 
     def scatter(baseline):
@@ -212,33 +223,33 @@ def test_a_baseline_calms_the_policy(build, batch):
         for seed in range(12):
             torch.manual_seed(seed)
             variant.zero_grad()
-            variant._of_unpaired(batch, CONTEXTS, BEGUN)["policy_contexts"].backward()
-            grads.append(variant.forth.output.bias.grad.clone())
+            variant._unpaired_losses(batch, CONTEXTS, EARLY)["policy_contexts"].backward()
+            grads.append(variant.forward_model.output.bias.grad.clone())
         return torch.stack(grads).var(dim=0).sum()
 
     torch.manual_seed(0)
     assert scatter("batch") < 0.5 * scatter("none")
 
 
-def test_said_texts_end(build, batch):
+def test_generated_texts_end(build, batch):
     variant = build("dual-emp").variant.eval()
-    [context] = variant._heard(variant._context(batch))
-    about = variant._read(variant.forth, context)
-    vectors = variant._drawn(about.posterior).vectors
+    [context] = variant._embed_texts(variant._context(batch))
+    encoded = variant._encode_text(variant.forward_model, context)
+    z = variant._sample_consensus(encoded.log_posterior).embeddings
     with torch.no_grad():
-        variant.forth.output.bias.zero_()
+        variant.forward_model.output.bias.zero_()
         likely = math.log(variant.data_info.num_tokens) - 1  # as likely as a third of all words
-        variant.forth.output.bias[variant.data_info.specials["<eos>"]] = likely
+        variant.forward_model.output.bias[variant.data_info.specials["<eos>"]] = likely
     torch.manual_seed(0)
-    said = variant._said(variant.forth, about, vectors, 50, greedily=False)
-    real = said != 0
-    assert said.shape[1] <= 50
+    tokens = variant._generate(variant.forward_model, encoded, z, 50, greedy=False)
+    real = tokens != 0
+    assert tokens.shape[1] <= 50
     assert not bool(real.all()), "some end before others"
     assert bool((real.long().diff(dim=1) <= 0).all()), "padding only behind the words"
-    assert bool((said[real] >= len(variant.data_info.specials)).all()), "words only"
+    assert bool((tokens[real] >= len(variant.data_info.specials)).all()), "words only"
 
 
-def test_what_is_explained(build, batch):
+def test_explanations(build, batch):
     explanation = build("dual-emp").variant.eval().explain(batch)[0]
     assert sum(explanation.consensus.values()) == pytest.approx(1.0, abs=1e-4)
     assert len(explanation.consensus) == 32
@@ -246,26 +257,26 @@ def test_what_is_explained(build, batch):
     assert build("sing-emp-paired").variant.eval().explain(batch)[0].imagined_tokens is None
 
 
-def test_ablations_leave_out_what_they_say(build):
+def test_ablations_remove_their_terms(build):
     def weights(name):
         return set(build(name).variant.loss_weights())
 
     assert weights("sing-emp-paired") == {"nll", "emotion_context", "divergence_context"}
     assert weights("dual-emp") > weights("dual-emp-paired") > weights("sing-emp-paired")
-    assert not hasattr(build("sing-emp-paired").variant, "back")
+    assert not hasattr(build("sing-emp-paired").variant, "backward_model")
 
 
 def test_the_vaes_second_decoder_sees_the_response_alone(build, batch):
     variant = build("dual-vae").variant.eval()
-    one = variant.losses({PAIRED: batch}, BEGUN)
+    one = variant.losses({PAIRED: batch}, EARLY)
     other = {**batch.tensors, "context": batch["context"].flip(0)}
     other["context_roles"] = batch["context_roles"].flip(0)
-    two = variant.losses({PAIRED: dataclasses.replace(batch, tensors=other)}, BEGUN)
+    two = variant.losses({PAIRED: dataclasses.replace(batch, tensors=other)}, EARLY)
     assert torch.equal(one["auto_encoding"], two["auto_encoding"])
     assert not torch.allclose(one["nll"], two["nll"])
 
 
-def test_the_vaes_divergence_rises(build, batch):
+def test_the_kl_weight_of_the_vae_rises(build, batch):
     variant = build("dual-vae", dropout=0.0, word_dropout=0.0, annealing_steps=10).variant.train()
     values = [
         variant.losses({PAIRED: batch}, Progress(step=step))["divergence"].item()
