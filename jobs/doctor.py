@@ -197,7 +197,7 @@ def _tracking_server(address: str) -> Check:
         return Check(name="tracking", status="error", detail=f"{address}: {error}", fix=fix)
 
 
-def _data() -> list[Check]:
+def _check_data() -> list[Check]:
     from attune.platform.data.dataset_folder import MANIFEST, read_manifest
 
     folders = sorted(path.parent for path in (home() / "data").glob(f"*/{MANIFEST}"))
@@ -287,5 +287,5 @@ def _check_all(name: str, detail: str, problems: list[str], fix: str) -> Check:
 
 CLUSTER_CHECKS: tuple[Callable[[], list[Check]], ...] = (_machines,)
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _python, _packages, _devices, _compiler, _cluster, _tracking_store, _data, _disk,
+    _python, _packages, _devices, _compiler, _cluster, _tracking_store, _check_data, _disk,
 )  # fmt: skip

@@ -60,15 +60,15 @@ def promote(
     run = options.trained_run(name)
     if run.run_id is None:
         raise UsageError(f"run '{run.name}' is not tracked by MLflow, which keeps the champion")
-    _evaluated(run, split)
+    _ensure_answers(run, split)
     decision = promotion.promote(run, split=split, metric=metric, force=force)
     screen = console(as_json)
     _show(screen, decision)
     if as_json:
-        print_json(decision.described())
+        print_json(decision.to_json())
 
 
-def _evaluated(run: "Run", split: str) -> None:
+def _ensure_answers(run: "Run", split: str) -> None:
     """Answers to the split must be there."""
     from attune.platform.evaluation.evaluate_run import predicted_labels
     from attune.platform.evaluation.promotion import answers_name

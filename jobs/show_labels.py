@@ -107,8 +107,8 @@ def predictor(
 
     runs = [options.trained_run(name) for name in names]
     samples = read_samples(find_data(data or runs[0].data["folder"]), split)
-    rows = [{"run": run.name, **control.predicted(run, samples)} for run in runs]
-    rows.append({"run": RANDOM, **control.guessed(samples)})
+    rows = [{"run": run.name, **control.measure_label_predictions(run, samples)} for run in runs]
+    rows.append({"run": RANDOM, **control.measure_random_guesses(samples)})
     rendered = table("", "run", *SCORES, numbers=SCORES)
     for row in rows:
         rendered.add_row(str(row["run"]), *(f"{row[name]:.4f}" for name in SCORES))

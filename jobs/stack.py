@@ -52,7 +52,7 @@ def up(
     - `attune up --cpus 4 --mlflow-auth`
     """
     screen = console(as_json)
-    before = {name for name, part in stack.parts().items() if part.alive()}
+    before = {name for name, part in stack.running_parts().items() if part.alive()}
     ports = {RAY: dashboard_port, MLFLOW: mlflow_port, PAGE: ui_port}
     parts = stack.up(
         ports, head_port=ray_port, cores=cpus, password=mlflow_auth,
@@ -98,7 +98,7 @@ def status(as_json: Json = False) -> None:
     Exit code 1 where a part is missing or does not answer.
     """
     screen = console(as_json)
-    parts = stack.parts()
+    parts = stack.running_parts()
     described = [_describe(parts[name]) for name in PARTS if name in parts]
     if not described:
         screen.print("nothing is running: 'attune up' starts Ray, MLflow and the page")

@@ -92,14 +92,14 @@ def submit(
     for path in upload or ():
         if str(path) not in {str(Path(part)) for part in command}:
             raise UsageError(f"--upload {path}: the command does not name it")
-    words = _parsed(_group(context), command)
+    words = _parse_command(_group(context), command)
     if home is not None and not home.startswith("/"):
         raise UsageError(f"--home {home}: give the whole path, beginning with '/'")
     from attune.platform.services import cluster
     from attune.platform.services.jobs import Jobs
 
     jobs = Jobs(address)
-    named = command if home else _named(command, words)
+    named = command if home else _add_name(command, words)
     per_worker = {cluster.GPUS: gpus_per_worker, cluster.CPUS: cpus_per_worker}
     typed = [
         ("--address", address), ("--gpus-per-worker", gpus_per_worker),
@@ -157,7 +157,7 @@ def _group(context: typer.Context) -> Any:
     return context.find_root().command
 
 
-def _parsed(group: Any, command: list[str]) -> dict[str, Any]:
+def _parse_command(group: Any, command: list[str]) -> dict[str, Any]:
     """What is asked for, by the names of the last sub-command's options; a wrong option is an error
     here rather than a job that fails."""
     name, *words = command
@@ -165,11 +165,11 @@ def _parsed(group: Any, command: list[str]) -> dict[str, Any]:
     context = each.make_context(name, words)
     if hasattr(each, "commands"):
         left = [*context._protected_args, *context.args]
-        return {**_parsed(each, left), "group": name} if left else {}
+        return {**_parse_command(each, left), "group": name} if left else {}
     return {"command": name, **context.params}
 
 
-def _named(command: list[str], words: dict[str, Any]) -> list[str]:
+def _add_name(command: list[str], words: dict[str, Any]) -> list[str]:
     """A new run or sweep gets its name now, so that the job can tell of it from the start."""
     if words.get("name") or words.get("resume") or words.get("seeds"):
         return command
@@ -179,18 +179,18 @@ def _named(command: list[str], words: dict[str, Any]) -> list[str]:
 
         find_variant(words["variant"])
         data = Path(words["data"] or "bundled").name
-        name = _reserved(runs_folder(), lambda: new_run_name(words["variant"], data))
+        name = _reserve_name(runs_folder(), lambda: new_run_name(words["variant"], data))
     elif words.get("group") == "tune" and words["command"] == "run" and words["variants"]:
         from attune.platform.tuning import sweep
 
         start = f"tune-{'-'.join(words['variants'])}"[:60]
-        name = _reserved(sweep.sweeps_folder(), lambda: sweep.new_sweep_name(start))
+        name = _reserve_name(sweep.sweeps_folder(), lambda: sweep.new_sweep_name(start))
     else:
         return command
     return [*command, "--name", name]
 
 
-def _reserved(folder: Path, new_name: Callable[[], str]) -> str:
+def _reserve_name(folder: Path, new_name: Callable[[], str]) -> str:
     """A name that the next job does not get, though this one may begin much later."""
     while True:
         name = new_name()

@@ -285,7 +285,7 @@ def _format_value(value: Any) -> str:
 
 
 @contextmanager
-def progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, int], None]]:
+def trial_progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, int], None]]:
     """A line for each trial that ends, and how many there are still."""
     bars = Progress(
         SpinnerColumn(),

@@ -8,7 +8,15 @@ import typer
 
 from attune.jobs import options
 from attune.jobs.console import Json, console
-from attune.jobs.sweeps import RUN, SAMPLES, app, check_choice, create_sweep, progress, show_end
+from attune.jobs.sweeps import (
+    RUN,
+    SAMPLES,
+    app,
+    check_choice,
+    create_sweep,
+    show_end,
+    trial_progress,
+)
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -157,8 +165,8 @@ def run(
         "overrides": options.parse_overrides(settings),
         "samples": samples, "metric": metric, "scheduler": scheduler, "search": search,
         "repeat": repeat, "concurrent": concurrent, "workers": workers,
-        "budget": None if budget is None else _seconds(budget),
-        "data": None if data is None else _data(data), "preset": preset,
+        "budget": None if budget is None else _parse_seconds(budget),
+        "data": None if data is None else _resolve_data(data), "preset": preset,
         "init": init, "zero": zero, "max_steps": max_steps, "max_minutes": max_minutes,
         "seed": seed,
     }  # fmt: skip
@@ -166,19 +174,19 @@ def run(
     screen = console(as_json)
     started = (_find_resumable(name, typed) if resume else None) or _create_sweep(name, typed)
     screen.print(f"sweep {started.name} in {started.folder}", markup=False)
-    with progress(screen, started) as show:
+    with trial_progress(screen, started) as show:
         ended = driver.run(started, show)
     show_end(screen, ended, as_json)
 
 
-def _data(text: str) -> str:
+def _resolve_data(text: str) -> str:
     """What names the data also in another working folder."""
     from attune.platform.data.prepare import find_data
 
     return text if text == "bundled" else str(find_data(text))
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if not match:
         raise UsageError(f"--budget {text}: write it as 90s, 30m, 2h or 1d")
@@ -201,7 +209,7 @@ def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
         check_zero(find_variant(each)[0], each, typed.get("zero", 0))
     fixed = {**definition.set, **typed.get("overrides", {})}
     preset = typed.get("preset", "small")
-    tried = _tried(typed, definition, variants, fixed, preset)
+    tried = _select_spaces(typed, definition, variants, fixed, preset)
     metrics = sweeps.parse_metrics(typed.get("metric", definition.metric), variants)
     late = len(metrics) > 1 or any(
         m.removeprefix("valid_") in sweeps.FINAL_METRICS for m in metrics
@@ -218,7 +226,7 @@ def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     name = name or sweeps.new_sweep_name(f"tune-{'-'.join(variants)}"[:60])
     return create_sweep(
         name,
-        spaces=_as_json(tried),
+        spaces=_spaces_to_json(tried),
         metrics=metrics,
         search=search,
         scheduler=scheduler,
@@ -236,7 +244,7 @@ def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     )  # fmt: skip
 
 
-def _tried(
+def _select_spaces(
     typed: Mapping[str, Any], definition: "SweepDefinition", variants: list[str],
     fixed: Mapping[str, Any], preset: str,
 ) -> "dict[str, Space]":  # fmt: skip
@@ -250,7 +258,7 @@ def _tried(
     return spaces.build_variant_spaces(variants, groups, definition, fixed, preset)
 
 
-def _as_json(tried: "Mapping[str, Space]") -> dict[str, dict[str, Any]]:
+def _spaces_to_json(tried: "Mapping[str, Space]") -> dict[str, dict[str, Any]]:
     from attune.platform.tuning import spaces
 
     return {v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in tried.items()}
@@ -303,8 +311,10 @@ def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None
         definition = (
             spaces.find_definition(typed["sweep"]) if "sweep" in typed else spaces.SweepDefinition()
         )
-        tried = _tried(typed, definition, list(sweep.spaces), was["overrides"], was["preset"])
-        now["space"], was["space"] = _as_json(tried), sweep.spaces
+        tried = _select_spaces(
+            typed, definition, list(sweep.spaces), was["overrides"], was["preset"]
+        )
+        now["space"], was["space"] = _spaces_to_json(tried), sweep.spaces
     for key in sorted(set(now) - {*LIMITS, "sweep"}):
         if was.get(key) != now[key]:
             raise UsageError(

@@ -7,7 +7,7 @@ import typer
 
 from attune.jobs import options
 from attune.jobs.console import Json, console
-from attune.jobs.sweeps import SAMPLES, check_choice, create_sweep, progress, show_end
+from attune.jobs.sweeps import SAMPLES, check_choice, create_sweep, show_end, trial_progress
 from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def tune_decoding(
         )
     screen = console(as_json)
     screen.print(f"sweep {chosen.name} in {chosen.folder}", markup=False)
-    with progress(screen, chosen) as shown_lines:
+    with trial_progress(screen, chosen) as shown_lines:
         ended = trials.run(chosen, shown_lines)
     show_end(screen, ended, as_json)
 

@@ -49,7 +49,7 @@ def main(
     screen.print(f"{report['source']}, commit {report['commit'][:12]}, {report['machine']}")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        data = preparation.prepared(source, place, report)
+        data = preparation.prepare_data(source, place, report)
         measures = {
             "preparation": lambda: preparation.measure(source, data, place),
             "training": lambda: training.measure(data, place),

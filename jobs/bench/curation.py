@@ -31,7 +31,8 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     home.mkdir()
     dialogues = read_samples(data, "train").group_by("conversation_id", maintain_order=True).last()
     turns = home / "turns.json"
-    run_attune(home, "data", "turns", "--source", str(_known(dialogues, home)), "--out", str(turns))
+    labelled = _write_labelled_turns(dialogues, home)
+    run_attune(home, "data", "turns", "--source", str(labelled), "--out", str(turns))
     lines = [line for text in dialogues["context"].explode() for line in sentences(text)]
     films = _films(lines, home / "films")
     results: dict[str, list[dict[str, Any]]] = {str(workers): [] for workers in WORKERS}
@@ -48,7 +49,7 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     return {workers: [each["speed"] for each in runs] for workers, runs in results.items()}
 
 
-def _known(dialogues: pl.DataFrame, folder: Path) -> Path:
+def _write_labelled_turns(dialogues: pl.DataFrame, folder: Path) -> Path:
     """Whole conversations whose speakers are known, for the classifier of turns."""
     path = folder / "known.jsonl"
     with path.open("w", encoding="utf-8") as file:
@@ -74,15 +75,16 @@ def _films(lines: Sequence[str], folder: Path) -> Path:
             start = clock + (10.0 if draw.random() < 0.1 else 0.2)
             clock = start + 2.0
             rows.append(
-                f'<s id="{place}"><time id="T{place}S" value="{_shown(start)}" />'
-                f'{escape(draw.choice(lines))}<time id="T{place}E" value="{_shown(clock)}" /></s>'
+                f'<s id="{place}"><time id="T{place}S" value="{_format_clock(start)}" />'
+                f"{escape(draw.choice(lines))}"
+                f'<time id="T{place}E" value="{_format_clock(clock)}" /></s>'
             )
         text = f'<?xml version="1.0" encoding="utf-8"?>\n<document>{"".join(rows)}</document>'
         (film / "1.xml").write_text(text, encoding="utf-8")
     return folder
 
 
-def _shown(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     whole, hundredths = divmod(round(seconds * 100), 100)
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d},{hundredths:02d}0"
 

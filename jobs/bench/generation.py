@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from attune.jobs.bench.command import run_attune
-from attune.jobs.bench.preparation import timed
+from attune.jobs.bench.preparation import time_call
 from attune.jobs.tables import table
 from attune.models.decoding import NEVER, Decoding
 from attune.models.transformer import Transformer
@@ -42,7 +42,9 @@ Slow = Callable[[Transformer, Tensor, Tensor, Decoding], list[int]]
 
 def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
     """Answers a second of both, for greedy and beam search."""
-    model = load_model(find_run(run).model if run else _trained(data, folder / "home-generation"))
+    model = load_model(
+        find_run(run).model if run else _train_model(data, folder / "home-generation")
+    )
     variant = model.variant
     if not isinstance(variant, Transformer) or model.name not in KNOWN:
         raise UsageError(f"--run {run}: a run of {', '.join(KNOWN)} is expected")
@@ -78,7 +80,7 @@ def show(screen: Console, rows: dict[str, Any]) -> None:
     screen.print(rendered)
 
 
-def _trained(data: Path, home: Path) -> Path:
+def _train_model(data: Path, home: Path) -> Path:
     result = run_attune(
         home, "train", "multi-trs", "--preset", "paper",
         "--data", str(data), "--max-steps", str(TRAINED_STEPS),
@@ -91,8 +93,8 @@ def _compare(
     variant: Transformer, contexts: Callable[[int], Columns], decoding: Decoding, slow: Slow
 ) -> dict[str, float]:
     few, many = contexts(REFERENCE_ANSWERS), contexts(OUR_ANSWERS[decoding.method])
-    reference_seconds, theirs = timed(lambda: _one_by_one(variant, few, decoding, slow))
-    seconds, ours = timed(lambda: answer(variant, many, decoding))
+    reference_seconds, theirs = time_call(lambda: _one_by_one(variant, few, decoding, slow))
+    seconds, ours = time_call(lambda: answer(variant, many, decoding))
     same = sum(our == their for our, their in zip(ours, theirs, strict=False)) / len(theirs)
     assert same >= SAME, f"only {same:.0%} of the answers agree"
     rate, reference = len(ours) / seconds, len(theirs) / reference_seconds

@@ -30,10 +30,10 @@ GROWTH = (1, 2, 4)
 SEQUENCES = ("context", "response")
 
 
-def prepared(source: str, folder: Path, report: dict[str, Any]) -> Path:
+def prepare_data(source: str, folder: Path, report: dict[str, Any]) -> Path:
     """The data that all parts are measured on, with the time it took."""
     data = folder / "data"
-    report["prepare_seconds"], _ = timed(lambda: prepare(source, data))
+    report["prepare_seconds"], _ = time_call(lambda: prepare(source, data))
     return data
 
 
@@ -61,8 +61,8 @@ def _tokenizing(samples: pl.DataFrame) -> dict[str, float]:
         return pl.Series(tokens).to_list()
 
     tokenize(pl.Series(["Warm up. It's done."]))
-    reference_seconds, theirs = timed(reference)
-    our_seconds, our_tokens = timed(ours)
+    reference_seconds, theirs = time_call(reference)
+    our_seconds, our_tokens = time_call(ours)
     assert our_tokens == [tokens for prefix in theirs for tokens in prefix], "the same tokens"
     return {
         "tokenize_samples_per_second": some.height / our_seconds,
@@ -97,9 +97,9 @@ def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]
         collate_fn=collate,
         generator=torch.Generator().manual_seed(0),
     )
-    reference_seconds, reference_shares = timed(lambda: _real_shares(loader))
+    reference_seconds, reference_shares = time_call(lambda: _real_shares(loader))
     stream = Stream(columns, size=BATCH)
-    our_seconds, our_shares = timed(lambda: _real_shares(stream.epoch()))
+    our_seconds, our_shares = time_call(lambda: _real_shares(stream.epoch()))
     return {
         "epoch_of_batches_seconds": our_seconds,
         "epoch_of_batches_ratio": reference_seconds / our_seconds,
@@ -140,11 +140,11 @@ def _growth(source: str, folder: Path) -> list[dict[str, float]]:
                 for conversation in conversations:
                     renamed = {**conversation, "id": f"{conversation['id']} {copy}"}
                     file.write(json.dumps(renamed) + "\n")
-        grown.append({"times": times, **_prepared_in_a_process(path, folder / str(times))})
+        grown.append({"times": times, **_prepare_in_subprocess(path, folder / str(times))})
     return grown
 
 
-def _prepared_in_a_process(source: Path, out: Path) -> dict[str, float]:
+def _prepare_in_subprocess(source: Path, out: Path) -> dict[str, float]:
     command = [sys.executable, "-m", __name__, str(source), str(out)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     measured: dict[str, float] = json.loads(done.stdout)
@@ -159,7 +159,7 @@ def _prepare_one(source: str, out: str) -> None:
     print(json.dumps({"seconds": seconds, "peak_memory_mb": memory}))
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def time_call(work: Callable[[], Any]) -> tuple[float, Any]:
     """How long it takes, and what comes of it."""
     started = time.perf_counter()
     result = work()

@@ -50,8 +50,8 @@ PROFILES = {
 }
 
 
-def of(variant: str, metric: str) -> list[Figure]:
-    """What is printed of a variant's metric."""
+def find_figures(variant: str, metric: str) -> list[Figure]:
+    """Return the published values of a metric of a variant."""
     return [each for each in figures() if (each.variant, each.metric) == (variant, metric)]
 
 

@@ -123,7 +123,7 @@ def encode(
     """
     numbers_of_emotions = {emotion: number for number, emotion in enumerate(emotions)}
 
-    def for_each(column: str, dtype: type[pl.DataType]) -> pl.Expr:
+    def utterance_values(column: str, dtype: type[pl.DataType]) -> pl.Expr:
         """What there is of each utterance, or nothing of each."""
         nothing = pl.lit(None, dtype=dtype).repeat_by(pl.col("context_tokens").list.len())
         return pl.coalesce(column, nothing)
@@ -132,8 +132,8 @@ def encode(
         pl.int_range(pl.len()).alias("row"),
         tokens="context_tokens",
         role="context_roles",
-        cause=for_each("context_causes", pl.Boolean),
-        label=for_each("context_labels", pl.String),
+        cause=utterance_values("context_causes", pl.Boolean),
+        label=utterance_values("context_labels", pl.String),
     ).explode("tokens", "role", "cause", "label")
     numbers = utterances.with_columns(
         number=vocabulary.encode(utterances["tokens"]),
@@ -169,7 +169,7 @@ def encode(
         front = pl.lit([first], dtype=words.schema[column])
         return Ragged.from_lists(words.select(front.list.concat(lists)).to_series())
 
-    def spoken(column: str) -> Ragged:
+    def encode_response(column: str) -> Ragged:
         end = pl.lit([vocabulary.numbers[END]], dtype=pl.List(pl.Int32))
         lists = pl.DataFrame({"number": vocabulary.encode(samples[column])}).select(
             pl.when(samples[column].is_not_null())
@@ -197,8 +197,8 @@ def encode(
         "context": sequence("number", context),
         "context_roles": sequence("role", context),
         "context_turns": sequence("turn", 0),
-        "response": spoken("response_tokens"),
-        "next_turn": spoken("next_turn_tokens"),
+        "response": encode_response("response_tokens"),
+        "next_turn": encode_response("next_turn_tokens"),
         "emotion": _emotion_numbers(samples["emotion"], numbers_of_emotions),
         "index": np.arange(samples.height),
     }
@@ -218,11 +218,11 @@ def encoder_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ra
     numbers = dict(zip(texts, encoder.subwords(texts.to_list()), strict=True))
     subwords, turns = [], []
     for context, emotion in samples.select("context", "emotion").iter_rows():
-        front = [encoder.first, *numbers.get(emotion, []), encoder.separator]
-        spoken = [[*numbers[text], encoder.separator] for text in context]
-        room = encoder.longest - len(front)
-        subwords.append(front + list(itertools.chain.from_iterable(spoken))[-room:])
-        of_turn = [turn for turn, part in enumerate(spoken, start=2) for _ in part]
+        front = [encoder.cls_token, *numbers.get(emotion, []), encoder.separator]
+        utterances = [[*numbers[text], encoder.separator] for text in context]
+        room = encoder.max_length - len(front)
+        subwords.append(front + list(itertools.chain.from_iterable(utterances))[-room:])
+        of_turn = [turn for turn, part in enumerate(utterances, start=2) for _ in part]
         turns.append([1] * len(front) + of_turn[-room:])
     roles = pl.col("context_roles").list.eval(
         pl.element().replace_strict({SPEAKER: 1, LISTENER: 2}, return_dtype=pl.Int64)
@@ -238,25 +238,25 @@ def encoder_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ra
 
 
 def subword_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
-    """The texts alone, as a pretrained encoder reads them; nothing where there is none.
+    """Return the texts as subwords of a pretrained encoder; a missing text has none.
 
     context_subwords      [CLS], then each utterance with [SEP] behind it, from 1 on
     response_subwords     [CLS] response [SEP]
 
-    What is too long for the encoder loses its oldest subwords.
+    Texts longer than the encoder allows lose their oldest subwords.
     """
     contexts = samples["context"].to_list()
     responses = [[] if text is None else [text] for text in samples["response"]]
     texts = list(dict.fromkeys(itertools.chain.from_iterable((*contexts, *responses))))
     numbers = dict(zip(texts, encoder.subwords(texts), strict=True))
 
-    def read(spoken: Sequence[str]) -> list[int]:
-        behind = [number for text in spoken for number in (*numbers[text], encoder.separator)]
-        return [encoder.first, *behind[1 - encoder.longest :]] if spoken else []
+    def join_texts(texts: Sequence[str]) -> list[int]:
+        subwords = [number for text in texts for number in (*numbers[text], encoder.separator)]
+        return [encoder.cls_token, *subwords[1 - encoder.max_length :]] if texts else []
 
     return {
-        "context_subwords": Ragged.from_rows([read(context) for context in contexts]),
-        "response_subwords": Ragged.from_rows([read(response) for response in responses]),
+        "context_subwords": Ragged.from_rows([join_texts(context) for context in contexts]),
+        "response_subwords": Ragged.from_rows([join_texts(response) for response in responses]),
     }
 
 
@@ -294,16 +294,16 @@ def _emotion_word_columns(
     )
     label = pl.lit([vocabulary.numbers[LABEL]], dtype=pl.List(pl.Int32))
 
-    def labelled(words: pl.Series) -> Ragged:
+    def encode_labelled(words: pl.Series) -> Ragged:
         numbers = pl.DataFrame({"number": vocabulary.encode(words)}).select(
             pl.when(words.is_not_null()).then(label.list.concat("number")).otherwise("number")
         )
         return Ragged.from_lists(numbers.to_series())
 
     return {
-        "emotion_words": labelled(context),
-        "response_emotion_words": labelled(find(samples["response_tokens"])),
-        "next_turn_emotion_words": labelled(find(samples["next_turn_tokens"])),
+        "emotion_words": encode_labelled(context),
+        "response_emotion_words": encode_labelled(find(samples["response_tokens"])),
+        "next_turn_emotion_words": encode_labelled(find(samples["next_turn_tokens"])),
     }
 
 

@@ -146,7 +146,7 @@ def curate_part(part: Part) -> int:
     started = time.process_time()
     counts = Counts()
     cleaning = Cleaning(part.steps, counts.steps)
-    model = None if part.turns is None else turns.load(Path(part.turns))
+    model = None if part.turns is None else turns.load_turns_model(Path(part.turns))
     path = Path(part.file)
     new = path.with_suffix(".new")
     with ParquetWriter(new, _KEYED) as dialogs:
@@ -215,17 +215,17 @@ def _dialogs(
         # looks between turns.
         begins = names_speaker(line.text) or model is None or ends_dialog
         if turn and (begins or (model is not None and model.changes(turn[-1], cleaned))):
-            dialog.append(_joined(turn))
+            dialog.append(_join_lines(turn))
             turn = []
         if ends_dialog:
             yield dialog
             dialog = []
         turn.append(cleaned)
     if turn:
-        yield [*dialog, _joined(turn)]
+        yield [*dialog, _join_lines(turn)]
 
 
-def _joined(lines: Sequence[Line]) -> Line:
+def _join_lines(lines: Sequence[Line]) -> Line:
     text = " ".join(line.text for line in lines)
     return Line(text=text, start=lines[0].start, end=lines[-1].end)
 
@@ -249,13 +249,13 @@ def curate(
     if not gap > 0:
         raise UsageError(f"--gap {gap}: seconds above 0 are expected")
     if model is not None:
-        turns.load(model)  # refused here, and not in a task
+        turns.load_turns_model(model)  # refused here, and not in a task
     steps = select_steps(without)
     files = _files(sources)
     maker = {
         "sources": [str(source) for source in sources],
         "files": len(files),
-        "listing": _listing(files),
+        "listing": _hash_file_list(files),
         "turns": None if model is None else checksum(model),
         "gap": gap,
         "steps": list(steps),
@@ -282,7 +282,7 @@ def curate(
         cluster.connect()  # which takes as long for ten files as for all of OpenSubtitles
     started = time.monotonic()
     run_file_tasks(curate_part, parts, progress, at_once=workers)
-    speed = _speed(left, time.monotonic() - started)
+    speed = _measure_speed(left, time.monotonic() - started)
     with target.temporary_folder() as new:
         manifest = _write([Path(part.file) for part in parts], new, maker)
         target.publish(new, manifest)
@@ -290,9 +290,9 @@ def curate(
     return manifest, speed
 
 
-def _speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
+def _measure_speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
     """Of what was done just now, not before an interruption."""
-    counts = _summed(Counts.load(part.with_suffix(".json")) for part in parts)
+    counts = _sum_counts(Counts.load(part.with_suffix(".json")) for part in parts)
     return {
         "lines": counts.lines,
         "seconds": seconds,
@@ -326,7 +326,7 @@ def _files(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
     return tuple(files)
 
 
-def _listing(files: Iterable[tuple[str, str]]) -> str:
+def _hash_file_list(files: Iterable[tuple[str, str]]) -> str:
     """A hash of the files' names and sizes: a list of half a million would swamp the manifest."""
     whole = hashlib.sha256()
     for place, name in files:
@@ -336,7 +336,7 @@ def _listing(files: Iterable[tuple[str, str]]) -> str:
 
 def _write(parts: Sequence[Path], folder: Path, maker: dict[str, Any]) -> dict[str, Any]:
     """The folder's files."""
-    counts = _summed(Counts.load(part.with_suffix(".json")) for part in parts)
+    counts = _sum_counts(Counts.load(part.with_suffix(".json")) for part in parts)
     first = _first_copies(parts) if DUPLICATES in maker["steps"] else None
     again = Size()
     digest = hashlib.sha256()
@@ -369,7 +369,7 @@ def _write(parts: Sequence[Path], folder: Path, maker: dict[str, Any]) -> dict[s
         "format": NAME,
         "splits": {},
         "tolerated": {},
-        "rejected": _rejected(counts.damaged, folder / REJECTS),
+        "rejected": _write_rejects(counts.damaged, folder / REJECTS),
         NAME: maker,
         "lines": counts.lines,
         "steps": {step: counts.steps[step] for step in maker["steps"]},
@@ -391,7 +391,7 @@ def _first_copies(parts: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return first
 
 
-def _summed(parts: Iterable[Counts]) -> Counts:
+def _sum_counts(parts: Iterable[Counts]) -> Counts:
     whole = Counts()
     for part in parts:
         whole.files += part.files
@@ -406,7 +406,7 @@ def _summed(parts: Iterable[Counts]) -> Counts:
     return whole
 
 
-def _rejected(damaged: Sequence[dict[str, str]], path: Path) -> dict[str, Any]:
+def _write_rejects(damaged: Sequence[dict[str, str]], path: Path) -> dict[str, Any]:
     if damaged:
         lines = "".join(json.dumps(one) + "\n" for one in damaged)
         path.write_text(lines, encoding="utf-8")

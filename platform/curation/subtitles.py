@@ -64,7 +64,7 @@ def _opus(path: Path) -> list[Line]:
                     element.clear()
         except (ET.ParseError, ValueError, LookupError) as error:  # LookupError: an odd encoding
             raise DataError(f"{path}: not readable as XML: {error}") from error
-    return _joined_tokens(lines) if tokenized else lines
+    return _detokenize_lines(lines) if tokenized else lines
 
 
 def _sentence(element: ET.Element) -> Line | None:
@@ -72,7 +72,7 @@ def _sentence(element: ET.Element) -> Line | None:
     start = end = None
     for part in element.iter():
         if part.tag == "time":
-            clock = _seconds(part.get("value", ""))
+            clock = _parse_seconds(part.get("value", ""))
             if part.get("id", "").endswith("S"):
                 start = clock if start is None else start
             else:
@@ -84,7 +84,7 @@ def _sentence(element: ET.Element) -> Line | None:
     return Line(text=text, start=start, end=end) if text else None
 
 
-def _joined_tokens(lines: list[Line]) -> list[Line]:
+def _detokenize_lines(lines: list[Line]) -> list[Line]:
     texts = pl.DataFrame({"text": [line.text for line in lines]}, schema={"text": pl.String})
     joined = texts.select(detokenize_column(pl.col("text"))).to_series()
     return [
@@ -107,16 +107,16 @@ def _srt(path: Path) -> Iterator[Line]:
             if times is not None:
                 if shown and shown[-1].isdecimal():  # the next one's number: no blank row between
                     shown.pop()
-                yield from _parts(shown, *times)
-            times, shown = (_seconds(match[1]), _seconds(match[6])), []
+                yield from _split_at_dashes(shown, *times)
+            times, shown = (_parse_seconds(match[1]), _parse_seconds(match[6])), []
         elif row.strip():
             shown.append(row.strip())
         elif shown and times is not None:  # the number of the next one is no text of this one
-            yield from _parts(shown, *times)
+            yield from _split_at_dashes(shown, *times)
             times, shown = None, []
 
 
-def _parts(shown: list[str], start: float | None, end: float | None) -> Iterator[Line]:
+def _split_at_dashes(shown: list[str], start: float | None, end: float | None) -> Iterator[Line]:
     """What is shown at once, cut before each row with a dash."""
     parts: list[list[str]] = []
     for row in shown:
@@ -131,7 +131,7 @@ def _parts(shown: list[str], start: float | None, end: float | None) -> Iterator
         )
 
 
-def _seconds(clock: str) -> float | None:
+def _parse_seconds(clock: str) -> float | None:
     """`00:01:02,500` in seconds; None where it is nothing of the kind."""
     match = _CLOCK.match(clock.strip())
     if match is None:

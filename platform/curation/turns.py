@@ -138,8 +138,8 @@ class Turns:
         new.replace(path)
 
 
-def load(path: Path) -> Turns:
-    """What `attune data turns` made."""
+def load_turns_model(path: Path) -> Turns:
+    """Read the model that `attune data turns` wrote."""
     again = "make one with 'attune data turns --source PATH --out FILE'"
     if not path.is_file():
         raise UsageError(f"--turns {path}: there is no such file; {again}")

@@ -68,8 +68,8 @@ def build_samples(utterances: pl.DataFrame) -> pl.DataFrame:
     length = pl.when(whole).then(pl.col("turn") + 1).otherwise("turn")
     return ends.with_columns(
         *(pl.col(column).list.head(length) for column in _LISTS.values()),
-        next_turn=_next("context"),
-        next_turn_tokens=_next("context_tokens"),
+        next_turn=_next_turn("context"),
+        next_turn_tokens=_next_turn("context_tokens"),
     ).select("split", *SAMPLES)
 
 
@@ -158,7 +158,7 @@ def _ends(utterances: pl.DataFrame) -> pl.DataFrame:
         ((pl.col("turn") > 0) & ~unanswered) | (pl.col("split") == UNPAIRED[1])
     )
 
-    def spoken(column: str) -> pl.Expr:
+    def of_response(column: str) -> pl.Expr:
         return pl.when(response).then(column)
 
     return utterances.filter(context_end | response).select(
@@ -168,13 +168,13 @@ def _ends(utterances: pl.DataFrame) -> pl.DataFrame:
         "emotion",
         "situation",
         "situation_tokens",
-        response=spoken("text"),
-        response_tokens=spoken("tokens"),
-        response_label=spoken("label"),
+        response=of_response("text"),
+        response_tokens=of_response("tokens"),
+        response_label=of_response("label"),
     )
 
 
-def _next(column: str) -> pl.Expr:
+def _next_turn(column: str) -> pl.Expr:
     following = pl.col("turn") + 1
     answered = pl.col("context_roles").list.get(following, null_on_oob=True) == SPEAKER
     return pl.when(answered).then(pl.col(column).list.get(following, null_on_oob=True))

@@ -53,7 +53,7 @@ class Source:
         self.paths: list[Path] = []
         self.reader: ModuleType = bundled
         if source != BUNDLED:
-            self.paths, self.reader = _recognised(source, form)
+            self.paths, self.reader = _recognise_format(source, form)
         elif form != AUTO:
             raise UsageError("--format is for files of your own: leave it out with 'bundled'")
 
@@ -80,7 +80,7 @@ class Source:
                 raise DataError(f"{path} holds no rows: take the file out or fill it")
 
 
-def _recognised(source: str, form: str) -> tuple[list[Path], ModuleType]:
+def _recognise_format(source: str, form: str) -> tuple[list[Path], ModuleType]:
     root = Path(source)
     if not source or not root.exists():
         raise UsageError(f"no such source: '{source}'; give a file, a folder, or 'bundled'")

@@ -62,7 +62,9 @@ def temperature(log_probabilities: Floats, truth: Labels) -> float:
     low, high = np.log(_COLDEST), np.log(_HOTTEST)  # of the temperature
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        expected = np.exp(scaled(log_probabilities, float(np.exp(middle)))) * log_probabilities
+        expected = (
+            np.exp(apply_temperature(log_probabilities, float(np.exp(middle)))) * log_probabilities
+        )
         if (expected.sum(axis=1) - own).mean() > 0:  # a larger b is worse: hotter
             low = middle
         else:
@@ -70,9 +72,9 @@ def temperature(log_probabilities: Floats, truth: Labels) -> float:
     return float(np.exp((low + high) / 2))
 
 
-def scaled(log_probabilities: Floats, temperature: float) -> Floats:
+def apply_temperature(log_probabilities: Floats, temperature: float) -> Floats:
     """The log-probabilities at another temperature."""
     logits = log_probabilities / temperature
     logits = logits - logits.max(axis=1, keepdims=True)
-    scaled: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return scaled
+    apply_temperature: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return apply_temperature

@@ -101,7 +101,7 @@ def label_shard(shard: Shard) -> int:
 def label_probabilities(model: Model, turns: pl.DataFrame, temperature: float) -> Floats:
     """(N, labels) of utterances, each read by itself."""
     log_probs = classify_texts(model, utterance_samples(turns), "context")
-    return np.exp(calibration.scaled(log_probs, temperature))
+    return np.exp(calibration.apply_temperature(log_probs, temperature))
 
 
 def label_utterances(

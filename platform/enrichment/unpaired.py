@@ -89,7 +89,9 @@ def classify_shard(shard: Shard) -> int:
     part = pl.scan_parquet(shard.samples, row_index_name="row").slice(shard.start, shard.rows)
     texts = extract_texts(part.collect().sort("row"), shard.kind, shard.min_length)
     if texts.height:
-        texts = _labelled(load_model_once(Path(shard.model)), texts, shard.kind, shard.temperature)
+        texts = _label_texts(
+            load_model_once(Path(shard.model)), texts, shard.kind, shard.temperature
+        )
     path = Path(shard.file)
     new = path.with_suffix(".new")
     texts.select(HARVESTED.names()).cast(HARVESTED).write_parquet(new)
@@ -110,10 +112,10 @@ def extract_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.Data
     return samples.filter(tokens >= min_length).with_columns(others)
 
 
-def _labelled(model: Model, texts: pl.DataFrame, kind: Kind, temperature: float) -> pl.DataFrame:
+def _label_texts(model: Model, texts: pl.DataFrame, kind: Kind, temperature: float) -> pl.DataFrame:
     log_probs = classify_texts(model, texts, kind)
     emotions = model.variant.data_info.emotions
-    best = np.exp(calibration.scaled(log_probs, temperature).max(axis=1))
+    best = np.exp(calibration.apply_temperature(log_probs, temperature).max(axis=1))
     return texts.with_columns(
         pl.Series("emotion", [emotions[number] for number in log_probs.argmax(axis=1)]),
         pl.Series(PROBABILITY, best),
@@ -161,7 +163,9 @@ def harvest_texts(
     work.mkdir(parents=True, exist_ok=True)
     try:
         with target.temporary_folder() as staging:
-            folders = [_prepared(source, work / f"source-{n}") for n, source in enumerate(sources)]
+            folders = [
+                _prepare_source(source, work / f"source-{n}") for n, source in enumerate(sources)
+            ]
             shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in TEXT_KINDS}
             both = [shard for of_kind in shards.values() for shard in of_kind]
             total(sum(shard.rows for shard in both))
@@ -188,7 +192,7 @@ def _is_prepared(source: str) -> bool:
     return source != BUNDLED and (Path(source) / MANIFEST).is_file()
 
 
-def _prepared(source: str, folder: Path) -> Path:
+def _prepare_source(source: str, folder: Path) -> Path:
     """A source as samples: the folder it is already, or one that is made of it, once."""
     if _is_prepared(source):
         return find_data(source)
@@ -226,7 +230,7 @@ def _write(
     digests, counts = {}, {}
     for kind, stream in STREAM_OF_KIND.items():
         files = [Path(shard.file) for shard in shards[kind]]
-        digests[stream], counts[stream] = _joined(files, folder / f"{stream}.parquet")
+        digests[stream], counts[stream] = _join_files(files, folder / f"{stream}.parquet")
     if not any(count["samples"] for count in counts.values()):
         raise DataError(
             f"no text of the sources has {maker['min_length']} tokens: lower --min-length, or name "
@@ -237,13 +241,13 @@ def _write(
         "format": HARVEST_KEY,
         "splits": counts,
         "tolerated": {},
-        "rejected": _rejected(folders, folder / REJECTS),
+        "rejected": _collect_rejects(folders, folder / REJECTS),
         HARVEST_KEY: maker,
     }
     return write_manifest(folder, manifest)
 
 
-def _joined(files: Sequence[Path], path: Path) -> tuple[str, dict[str, int]]:
+def _join_files(files: Sequence[Path], path: Path) -> tuple[str, dict[str, int]]:
     """One file of several, a piece at a time: its hash, and what it holds."""
     digest = hashlib.sha256()
     count: Counter[str] = Counter(conversations=0, samples=0)
@@ -256,7 +260,7 @@ def _joined(files: Sequence[Path], path: Path) -> tuple[str, dict[str, int]]:
     return digest.hexdigest(), dict(count)
 
 
-def _rejected(folders: Sequence[Path], path: Path) -> dict[str, Any]:
+def _collect_rejects(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     """What was set aside in all sources, listed in one file."""
     rejected = {folder: read_manifest(folder)["rejected"] for folder in folders}
     reasons: Counter[str] = Counter()

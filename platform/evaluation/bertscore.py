@@ -120,8 +120,8 @@ class BertScore:
 
     def _states(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """States of length 1, 0 at paddings, and 1 for each subword that counts."""
-        room = self.encoder.longest - 2
-        rows = [[self.encoder.first, *text[:room], self.encoder.separator] for text in texts]
+        room = self.encoder.max_length - 2
+        rows = [[self.encoder.cls_token, *text[:room], self.encoder.separator] for text in texts]
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True)
         states = torch.nn.functional.normalize(self.encoder.module(padded, self.layer), dim=-1)
         place = torch.arange(padded.shape[1])

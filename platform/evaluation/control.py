@@ -26,7 +26,7 @@ LABEL, RESPONSE_LABEL = "label", "response_label"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Controlled:
+class ControlResult:
     """A label, and the share of answers that are classified as it."""
 
     label: str
@@ -46,7 +46,7 @@ def controllability(
     labels: Sequence[str],
     decoding: Decoding,
     progress: Callable[[int], None] = lambda _: None,
-) -> list[Controlled]:
+) -> list[ControlResult]:
     """Of each label, by the classifier that labels utterances for the model."""
     variant = model.variant
     if not isinstance(variant, DialogueVariant) or LABEL not in variant.controls_with(
@@ -76,26 +76,26 @@ def controllability(
 
     unasked = label_answers(None)
     return [
-        Controlled(
+        ControlResult(
             label=label,
-            asked=_share(label_answers({LABEL: label}), label),
-            unasked=_share(unasked, label),
+            asked=_label_share(label_answers({LABEL: label}), label),
+            unasked=_label_share(unasked, label),
         )
         for label in labels
     ]
 
 
-def predicted(run: Run, samples: pl.DataFrame) -> dict[str, float]:
+def measure_label_predictions(run: Run, samples: pl.DataFrame) -> dict[str, float]:
     """How well a run predicts the labels of responses."""
     model = load_model(run.model)
     columns = model.columns(samples)
     log_probs = predictions(model.variant, columns).get(RESPONSE_LABEL)
     if log_probs is None:
         raise UsageError(f"'{run.name}' predicts no label of its answer: name a run of meed2")
-    return _scores(log_probs, _known(columns[RESPONSE_LABEL]))
+    return _scores(log_probs, _to_class_ids(columns[RESPONSE_LABEL]))
 
 
-def guessed(samples: pl.DataFrame, seed: int = 0) -> dict[str, float]:
+def measure_random_guesses(samples: pl.DataFrame, seed: int = 0) -> dict[str, float]:
     """How well a guess does: any label, one as likely as another."""
     truth = samples["response_label"].replace_strict(
         {label: number for number, label in enumerate(LABELS)}, default=-1, return_dtype=pl.Int64
@@ -104,7 +104,7 @@ def guessed(samples: pl.DataFrame, seed: int = 0) -> dict[str, float]:
     return _scores(log_probs, truth.to_numpy())
 
 
-def _known(column: Any) -> npt.NDArray[np.int64]:
+def _to_class_ids(column: Any) -> npt.NDArray[np.int64]:
     assert isinstance(column, np.ndarray)
     return column
 
@@ -122,5 +122,5 @@ def _scores(log_probs: metrics.Floats, truth: npt.NDArray[np.int64]) -> dict[str
     }
 
 
-def _share(labels: pl.Series, label: str) -> float:
+def _label_share(labels: pl.Series, label: str) -> float:
     return float((labels == label).to_numpy().mean())

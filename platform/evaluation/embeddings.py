@@ -57,7 +57,7 @@ def score(
     scores = torch.zeros(len(order), len(NAMES), dtype=torch.float64)
     for start in range(0, len(order), PAIRS_AT_A_TIME):
         rows = order[start : start + PAIRS_AT_A_TIME]
-        scores[rows] = compared(table, known_mask, hypotheses.pad(rows), refs.pad(rows))
+        scores[rows] = compare_texts(table, known_mask, hypotheses.pad(rows), refs.pad(rows))
         progress(len(rows))
     share = has_vector[np.concatenate([hypotheses.values, refs.values])].mean()
     signature = (
@@ -68,7 +68,7 @@ def score(
     return dict(zip(NAMES, scores.mean(dim=0).tolist(), strict=True)), signature
 
 
-def compared(table: Tensor, has_vector: Tensor, hypotheses: Tensor, refs: Tensor) -> Tensor:
+def compare_texts(table: Tensor, has_vector: Tensor, hypotheses: Tensor, refs: Tensor) -> Tensor:
     """(B, 3) from word ids, (B, T) and (B, S); `has_vector` marks words with a vector."""
     one, other = table[hypotheses], table[refs]  # (B, T, D), (B, S, D), 0 where there is none
     own, its = has_vector[hypotheses], has_vector[refs]  # (B, T), (B, S)

@@ -45,7 +45,7 @@ def evaluate(
     table = known.select("conversation_id", "turn", "emotion", "context", "response")
     for kind in variant.learns:
         raw = classify_texts(model, known, kind, progress)
-        calibrated = calibration.scaled(raw, temperatures[kind])
+        calibrated = calibration.apply_temperature(raw, temperatures[kind])
         before = "" if kind == "context" else f"{kind}_"
         own = {**scores(calibrated, truth, threshold), "temperature": temperatures[kind]}
         own["calibration_error_uncalibrated"] = calibration.reliability(raw, truth).error
@@ -59,7 +59,7 @@ def evaluate(
     return Evaluation(metrics=metrics_by_name, answers=table, signature=signature)
 
 
-def predicted(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
+def predict_emotions(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
     """`emotion` and `predicted_emotion` of the samples that have an emotion, by any variant."""
     emotions = model.variant.data_info.emotions
     known, _ = with_known_emotion(samples, emotions)

@@ -35,7 +35,7 @@ def score(variant: Variant, columns: Columns, oracle: bool = False) -> dict[str,
     """By row: the response's summed log-likelihood, and what the variant predicts; `told` the truth
     of it, or not."""
 
-    def scored(batch: Batch) -> dict[str, Tensor]:
+    def score_batch(batch: Batch) -> dict[str, Tensor]:
         if not isinstance(variant, DialogueVariant):
             return variant.predict(batch)
         likelihood = variant.oracle_log_likelihood if oracle else variant.log_likelihood
@@ -44,7 +44,7 @@ def score(variant: Variant, columns: Columns, oracle: bool = False) -> dict[str,
             **variant.predict(batch),
         }
 
-    return _by_row(variant, columns, scored)
+    return _by_row(variant, columns, score_batch)
 
 
 def predictions(variant: Variant, columns: Columns) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def evaluate(
     ).with_columns(
         answer=pl.Series(texts, dtype=pl.String),
         log_likelihood=pl.Series(scores["log_likelihood"]),
-        predicted_emotion=_names(scores.get("emotion"), variant.data_info.emotions),
+        predicted_emotion=_predicted_names(scores.get("emotion"), variant.data_info.emotions),
     )
     chosen = {**asdict(decoding), **(controls or {})}
     settings = " ".join(f"{key}:{value}" for key, value in chosen.items())
@@ -164,7 +164,9 @@ def _label_scores(log_probabilities: metrics.Floats | None, truth: Any) -> dict[
     }
 
 
-def _names(log_probabilities: metrics.Floats | None, emotions: tuple[str, ...]) -> pl.Expr:
+def _predicted_names(
+    log_probabilities: metrics.Floats | None, emotions: tuple[str, ...]
+) -> pl.Expr:
     if log_probabilities is None:
         return pl.lit(None, dtype=pl.String)
     return pl.lit(pl.Series([emotions[n] for n in log_probabilities.argmax(axis=1)]))

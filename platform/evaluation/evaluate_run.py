@@ -34,7 +34,7 @@ from attune.platform.evaluation import (
     sentences,
 )
 from attune.platform.evaluation.evaluate import Evaluation, evaluate
-from attune.platform.evaluation.profiles import samples_of
+from attune.platform.evaluation.profiles import select_samples
 from attune.platform.runs.model import check_labels, load_model, read_split
 from attune.platform.runs.record import Run
 from attune.platform.text import encoders
@@ -185,7 +185,7 @@ def published_figures(
     data_format = read_manifest(find_data(data or run.data["folder"]))["format"]
     if result["split"] != TEST or data_format not in PUBLISHED_FORMATS:
         return {}
-    by_metric = {name: published.of(run.variant, name) for name in result["metrics"]}
+    by_metric = {name: published.find_figures(run.variant, name) for name in result["metrics"]}
     return {name: figures for name, figures in by_metric.items() if figures}
 
 
@@ -214,7 +214,7 @@ def _evaluate_answers(
     model = load_model(run.model if stage is None else run.stage_model(stage))
     variant = model.variant
     assert isinstance(variant, DialogueVariant)
-    samples = samples_of(conditions.profile, read_samples(folder, split))
+    samples = select_samples(conditions.profile, read_samples(folder, split))
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
     check_labels(variant.requirements_for(variant.config), samples, f"{folder}, {split}")

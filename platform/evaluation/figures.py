@@ -28,7 +28,7 @@ from attune.platform.enrichment.classifier import (
     with_known_emotion,
 )
 from attune.platform.enrichment.filters import label_distribution, read_emotionality
-from attune.platform.evaluation.emotion_metrics import by_emotion, predicted
+from attune.platform.evaluation.emotion_metrics import by_emotion, predict_emotions
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.model import MODEL_WEIGHTS, load_model, read_split
 from attune.platform.runs.record import Run
@@ -129,7 +129,9 @@ def draw_calibration(run: Run, split: str, out: Path) -> dict[str, float]:
         log_probs = classify_texts(model, samples, kind)
         temperature = fit_temperatures(run)[kind]
         before = calibration.reliability(log_probs, truth)
-        after = calibration.reliability(calibration.scaled(log_probs, temperature), truth)
+        after = calibration.reliability(
+            calibration.apply_temperature(log_probs, temperature), truth
+        )
         _draw_reliability(axes, {"as it comes": before, f"at temperature {temperature:.2f}": after})
         axes.set(title=f"{kind}s of {split}", xlabel="probability of the likeliest emotion")
         errors |= {f"{kind}_uncalibrated": before.error, f"{kind}_calibrated": after.error}
@@ -299,7 +301,7 @@ def _read_predictions(run: Run, split: str) -> pl.DataFrame:
             predictions = pl.read_parquet(path, columns=["emotion", "predicted_emotion"])
             if predictions["predicted_emotion"].count():
                 return predictions
-    return predicted(load_model(run.model), read_run_split(run, split))
+    return predict_emotions(load_model(run.model), read_run_split(run, split))
 
 
 def _new_figure(width: float, height: float, font_size: int = 8) -> "Figure":

@@ -6,7 +6,7 @@ from attune.models.published import PROFILES
 from attune.platform.core.errors import UsageError, unknown_choice
 
 
-def samples_of(profile: str, samples: pl.DataFrame) -> pl.DataFrame:
+def select_samples(profile: str, samples: pl.DataFrame) -> pl.DataFrame:
     """The samples of a split that a profile answers, in their order."""
     if profile not in PROFILES:
         raise UsageError(unknown_choice("profile", profile, PROFILES))

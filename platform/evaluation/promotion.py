@@ -32,7 +32,7 @@ SURE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class PromotionCandidate:
     """A run, and how it does."""
 
     name: str
@@ -48,12 +48,12 @@ class Decision:
     reason: str
     split: str
     metric: str
-    candidate: Judged
-    champion: Judged | None
+    candidate: PromotionCandidate
+    champion: PromotionCandidate | None
     """Who was it until now."""
     p_value: float | None
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For the command's JSON."""
         return asdict(self)
 
@@ -75,16 +75,18 @@ def promote(run: Run, *, split: str, metric: str, force: bool = False) -> Decisi
     check_metric(metric)
     with tracking.open_run(run) as (client, run_id):
         with tracking.short_timeouts():
-            model_id = _model_of(client, run, run_id)
-        ours = Judged(
-            name=run.name, run_id=run_id, value=_value(client, run_id, run.name, split, metric)
+            model_id = _logged_model(client, run, run_id)
+        ours = PromotionCandidate(
+            name=run.name,
+            run_id=run_id,
+            value=_read_metric(client, run_id, run.name, split, metric),
         )
         version = _version(client, run, model_id)
         champion = _holder(client, CHAMPION)
         if champion == run_id:
             raise UsageError(f"run '{run.name}' is the champion already")
         client.set_registered_model_alias(MODEL, CANDIDATE, version.version)
-        decision = _decided(client, run, ours, champion, split, metric, force)
+        decision = _decide(client, run, ours, champion, split, metric, force)
         if decision.promoted:
             client.set_registered_model_alias(MODEL, CHAMPION, version.version)
             client.delete_registered_model_alias(MODEL, CANDIDATE)
@@ -114,7 +116,7 @@ def _holder(client: MlflowClient, alias: str) -> str | None:
         raise
 
 
-def _model_of(client: MlflowClient, run: Run, run_id: str) -> str:
+def _logged_model(client: MlflowClient, run: Run, run_id: str) -> str:
     outputs = client.get_run(run_id).outputs
     if outputs is None or not outputs.model_outputs:
         raise UsageError(
@@ -132,7 +134,7 @@ def _version(client: MlflowClient, run: Run, model_id: str) -> ModelVersion:
     return tracking.add_version(client, MODEL, "The best of all systems.", run, model_id)
 
 
-def _value(client: MlflowClient, run_id: str, name: str, split: str, metric: str) -> float:
+def _read_metric(client: MlflowClient, run_id: str, name: str, split: str, metric: str) -> float:
     value = client.get_run(run_id).data.metrics.get(f"{split}/{metric}")
     if value is None:
         raise UsageError(
@@ -142,8 +144,8 @@ def _value(client: MlflowClient, run_id: str, name: str, split: str, metric: str
     return float(value)
 
 
-def _decided(
-    client: MlflowClient, run: Run, ours: Judged, champion: str | None, split: str,
+def _decide(
+    client: MlflowClient, run: Run, ours: PromotionCandidate, champion: str | None, split: str,
     metric: str, force: bool,
 ) -> Decision:  # fmt: skip
     if champion is None:
@@ -154,7 +156,7 @@ def _decided(
     holder = client.get_run(champion)
     name = holder.info.run_name
     if holder.data.tags.get("data_hash") != run.data["hash"]:
-        theirs = Judged(name=name, run_id=champion, value=None)
+        theirs = PromotionCandidate(name=name, run_id=champion, value=None)
         if not force:
             raise UsageError(
                 f"the champion '{name}' learned from other data than '{run.name}', and their "
@@ -163,13 +165,13 @@ def _decided(
         promoted, p_value = True, None
         reason = f"asked for, with other data than the champion '{name}'"
     else:
-        theirs = Judged(
+        theirs = PromotionCandidate(
             name=name,
             run_id=champion,
-            value=_value(client, champion, name, split, metric),
+            value=_read_metric(client, champion, name, split, metric),
         )
         p_value = _p_value(client, run, champion, split, metric)
-        promoted, reason = _judged(ours, theirs, split, metric, p_value)
+        promoted, reason = _compare_candidates(ours, theirs, split, metric, p_value)
         if force and not promoted:
             promoted, reason = True, f"asked for, although {reason}"
     return Decision(
@@ -178,8 +180,12 @@ def _decided(
     )  # fmt: skip
 
 
-def _judged(
-    ours: Judged, theirs: Judged, split: str, metric: str, p_value: float | None
+def _compare_candidates(
+    ours: PromotionCandidate,
+    theirs: PromotionCandidate,
+    split: str,
+    metric: str,
+    p_value: float | None,
 ) -> tuple[bool, str]:
     assert ours.value is not None
     assert theirs.value is not None
@@ -198,13 +204,13 @@ def _p_value(
     client: MlflowClient, run: Run, champion: str, split: str, metric: str
 ) -> float | None:
     ours = run.folder / "answers" / answers_name(split)
-    theirs = _answers_of(client, champion, split)
+    theirs = _download_answers(client, champion, split)
     if theirs is None or not ours.is_file():
         return None
     return significance.p_value(pl.read_parquet(ours), theirs, metric)
 
 
-def _answers_of(client: MlflowClient, run_id: str, split: str) -> pl.DataFrame | None:
+def _download_answers(client: MlflowClient, run_id: str, split: str) -> pl.DataFrame | None:
     """As the store has them: the champion may be somebody else's run."""
     path = f"answers/{answers_name(split)}"
     if path not in {file.path for file in client.list_artifacts(run_id, "answers")}:

@@ -59,8 +59,8 @@ def similarities(
 
 def _embed(encoder: TextEncoder, texts: Sequence[Sequence[int]]) -> Tensor:
     """(B, width) of length 1; 0 for a text without subwords."""
-    room = encoder.longest - 2
-    rows = [torch.tensor([encoder.first, *text[:room], encoder.separator]) for text in texts]
+    room = encoder.max_length - 2
+    rows = [torch.tensor([encoder.cls_token, *text[:room], encoder.separator]) for text in texts]
     padded = torch.nn.utils.rnn.pad_sequence(rows, True)
     there = (padded > 0)[:, :, None]
     mean = (encoder.module(padded) * there).sum(dim=1) / there.sum(dim=1)

@@ -46,14 +46,14 @@ def p_value(ours: pl.DataFrame, theirs: pl.DataFrame, metric: str, seed: int = 0
     first, second = (
         _by_conversation(definition.counts(each), conversations) for each in (ours, theirs)
     )
-    return randomised(first, second, definition.value, seed)
+    return randomisation_test(first, second, definition.value, seed)
 
 
 def _has(answers: pl.DataFrame, columns: tuple[str, ...]) -> bool:
     return all(name in answers and answers[name].count() for name in columns)
 
 
-def randomised(
+def randomisation_test(
     first: Sums, second: Sums, value: Callable[[Sums], float], seed: int = 0, trials: int = TRIALS
 ) -> float:
     """The p-value of `value(first) - value(second)`, two-sided; a row is what is exchanged."""
@@ -79,7 +79,7 @@ def _likelihoods(answers: pl.DataFrame) -> Sums:
     return np.column_stack([answers["log_likelihood"].to_numpy(), lengths.to_numpy()])
 
 
-def _right(answers: pl.DataFrame) -> Sums:
+def _count_correct(answers: pl.DataFrame) -> Sums:
     labelled = answers["emotion"].is_not_null()
     right = (answers["emotion"] == answers["predicted_emotion"]).fill_null(False)
     return np.column_stack([right.to_numpy(), labelled.to_numpy()]).astype(np.float64)
@@ -110,7 +110,7 @@ METRICS = {
     ),
     "emotion_accuracy": Metric(
         columns=("emotion", "predicted_emotion"),
-        counts=_right,
+        counts=_count_correct,
         value=lambda sums: float(sums[0] / sums[1]) if sums[1] else 0.0,
     ),
     "bleu": Metric(columns=("answer", "response"), counts=_n_grams, value=_bleu),

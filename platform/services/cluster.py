@@ -159,11 +159,11 @@ def worker_resources(run: Run, cores: int) -> dict[str, float]:
     import ray
 
     default = 1 if ray.cluster_resources().get("GPU", 0) >= run.workers else 0
-    gpus = _requested(GPUS, default)
+    gpus = _read_count(GPUS, default)
     return {"CPU": cores, **({"GPU": gpus} if gpus else {})}
 
 
-def _requested(variable: str, default: int) -> int:
+def _read_count(variable: str, default: int) -> int:
     return int(os.environ.get(variable) or default)
 
 
@@ -206,10 +206,10 @@ def plan_capacity(workers: int, runs: int) -> tuple[int, int]:
 
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = [int(each.get("CPU", 0)) for each in machines]
-    at_once, cores = _share_cores(cpus, workers, runs, _requested(CPUS, 0))
+    at_once, cores = _share_cores(cpus, workers, runs, _read_count(CPUS, 0))
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus >= workers:  # each worker has one, or as many as requested
-        at_once = max(1, min(at_once, gpus // (workers * max(1, _requested(GPUS, 1)))))
+        at_once = max(1, min(at_once, gpus // (workers * max(1, _read_count(GPUS, 1)))))
     return at_once, cores
 
 

@@ -125,7 +125,7 @@ def password_file() -> Path:
     return folder() / "mlflow_password"
 
 
-def parts() -> dict[str, Part]:
+def running_parts() -> dict[str, Part]:
     """Return the parts that were started and not stopped, by name; some may have died."""
     path = folder() / "stack.json"
     try:
@@ -141,7 +141,7 @@ def parts() -> dict[str, Part]:
 
 def running(name: str) -> Part | None:
     """Return a part, if it runs."""
-    part = parts().get(name)
+    part = running_parts().get(name)
     return part if part is not None and part.alive() else None
 
 
@@ -186,7 +186,7 @@ def up(
     with _lock():
         if password and importlib.util.find_spec("flask_wtf") is None:
             raise UsageError("MLflow cannot ask for a password yet: pip install 'mlflow[auth]'")
-        known = parts()
+        known = running_parts()
         _check_running_parts(
             {name: part for name, part in known.items() if part.alive()}, ports, password
         )
@@ -220,7 +220,7 @@ def up(
 def down(report: Report = lambda _: None) -> list[Part]:
     """Stop all parts and return them; jobs are stopped first, so that they write checkpoints."""
     with _lock():
-        stopped = list(parts().values())
+        stopped = list(running_parts().values())
         for part in stopped:
             if part.name == RAY and part.alive():
                 _stop_ray_jobs(part, report)

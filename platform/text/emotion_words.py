@@ -25,7 +25,7 @@ class EmotionWords:
         Each distinct text is tagged once, however many contexts it stands in.
         """
         distinct = tokens.drop_nulls().unique(maintain_order=True)
-        emotion_words = {text: " ".join(self._of(text.split())) for text in distinct}
+        emotion_words = {text: " ".join(self._find_distinct(text.split())) for text in distinct}
         return tokens.replace_strict(emotion_words, default=None, return_dtype=pl.String)
 
     def mark_vocabulary(self, vocabulary: Vocabulary) -> list[bool]:
@@ -34,9 +34,9 @@ class EmotionWords:
         Tokens are tagged one by one, since generated words come without a sentence to tag.
         """
         words = vocabulary.tokens[len(SPECIALS) :]
-        return [False] * len(SPECIALS) + [bool(self._of([word])) for word in words]
+        return [False] * len(SPECIALS) + [bool(self._find_distinct([word])) for word in words]
 
-    def _of(self, words: Sequence[str]) -> list[str]:
+    def _find_distinct(self, words: Sequence[str]) -> list[str]:
         tagged = _tagger()(words)
         return [
             word

@@ -68,18 +68,18 @@ class TextEncoder:
     tokenizer: Any
 
     @property
-    def first(self) -> int:
-        """What a text begins with, as batches number it."""
+    def cls_token(self) -> int:
+        """Id of the first token of a text, as batches number it."""
         return int(self.tokenizer.cls_token_id) + 1
 
     @property
     def separator(self) -> int:
-        """What a part of a text ends with."""
+        """Id of the token after each part of a text, as batches number it."""
         return int(self.tokenizer.sep_token_id) + 1
 
     @property
-    def longest(self) -> int:
-        """Subwords that it can read at once."""
+    def max_length(self) -> int:
+        """Maximum number of subwords of an input."""
         config = self.module.network.config
         places = int(getattr(config, "max_position_embeddings", _UNLIMITED))
         if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):

@@ -73,12 +73,12 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
     cores = int(ray.cluster_resources().get("CPU", 1))
     most = cores if sweep.search == "optuna" else sweep.samples
     try:
-        while batch := _next(sweep, left, most):
-            tasks = [_trial(sweep, of, number) for number in batch]
+        while batch := _start_trials(sweep, left, most):
+            tasks = [_describe_trial(sweep, of, number) for number in batch]
             for number, metrics in ray_tasks.run_tasks(measure_trial, tasks):
                 sweep.record_result(number, "finished", "", metrics)
                 ended_numbers.add(number)
-                show(_line(sweep, number, metrics), len(ended_numbers))
+                show(_format_trial(sweep, number, metrics), len(ended_numbers))
                 if sweep.stop_file.exists():
                     return sweep.update(status="stopped")
     except (KeyboardInterrupt, SystemExit):
@@ -86,14 +86,14 @@ def _run(sweep: Sweep, show: Show) -> Sweep:
     return sweep.update(status="finished")
 
 
-def _next(sweep: Sweep, left: list[int], most: int) -> list[int]:
+def _start_trials(sweep: Sweep, left: list[int], most: int) -> list[int]:
     numbers = [left.pop(0) for _ in range(min(most, len(left)))]
     while len(numbers) < most and (suggestion := sweep.suggest_trial()) is not None:
         numbers.append(suggestion[0])
     return numbers
 
 
-def _trial(sweep: Sweep, of: Run, number: int) -> Trial:
+def _describe_trial(sweep: Sweep, of: Run, number: int) -> Trial:
     kept = sweep.get_trial(number).user_attrs
     return Trial(
         number=number,
@@ -105,7 +105,7 @@ def _trial(sweep: Sweep, of: Run, number: int) -> Trial:
     )
 
 
-def _line(sweep: Sweep, number: int, metrics: dict[str, float]) -> str:
+def _format_trial(sweep: Sweep, number: int, metrics: dict[str, float]) -> str:
     kept = sweep.get_trial(number).user_attrs
     shown = " ".join(f"{name} {metrics[name]:.4g}" for name in sweep.metrics if name in metrics)
     settings = " ".join(

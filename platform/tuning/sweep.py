@@ -1,12 +1,12 @@
-"""Sweeps as folders under `ATTUNE_HOME/sweeps`: what is tried, and what came of each trial.
+"""Sweeps as folders under `ATTUNE_HOME/sweeps`: the search space and the trials.
 
-sweep.json      what was asked for, and how it stands (`Sweep`)
-study.log       Optuna's journal: each trial's settings, values, and how it ended
-stop            whoever makes this file asks the sweep to stop, so that it can go on later
-report/         tables and pictures, by `attune tune report`
-ray/            Ray Tune's own files, of no use afterwards
+sweep.json      the definition and the status (`Sweep`)
+study.log       Optuna's journal: settings, values and state of each trial
+stop            a request to stop the sweep, which can be resumed later
+report/         tables and figures of `attune tune report`
+ray/            files of Ray Tune, not needed afterwards
 
-A trial is an ordinary run (`store.py`), or one for each seed, named after the sweep.
+A trial is an ordinary run (`runs/record.py`), or one for each seed, named after the sweep.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from attune.platform.batching.streams import Stream
 from attune.platform.data.dataset_folder import read_cause_samples, read_samples
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.data.prepare import prepare
-from attune.platform.evaluation.profiles import samples_of
+from attune.platform.evaluation.profiles import select_samples
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.tokenizing import CONTRACTIONS, nltk_tokenize
@@ -77,7 +77,7 @@ def test_listener_turns_that_a_speaker_answers(dialogues):
 def test_the_published_samples_of_empdg(dialogues):
     folder, _ = dialogues
     counts = [
-        samples_of("empdg", read_samples(folder, s)).height for s in ("train", "valid", "test")
+        select_samples("empdg", read_samples(folder, s)).height for s in ("train", "valid", "test")
     ]
     assert counts == [20724, 2972, 2713]
 

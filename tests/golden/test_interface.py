@@ -146,7 +146,7 @@ def test_the_local_stack(call, monkeypatch):
     monkeypatch.setattr(stack.Part, "memory", lambda _: 1.0)
     for name in stack.CHECKS:
         monkeypatch.setitem(stack.CHECKS, name, lambda _: None)
-    monkeypatch.setattr(stack, "parts", lambda: parts)
+    monkeypatch.setattr(stack, "running_parts", lambda: parts)
     monkeypatch.setattr(stack, "up", lambda *_, **__: parts)
     monkeypatch.setattr(stack, "down", lambda _: list(parts.values()))
     assert len(json_output(call("up", "--json"))["parts"]) == 3

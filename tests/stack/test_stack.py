@@ -72,7 +72,7 @@ def wait_for(condition, job):
 
 
 def part(name):
-    return stack.parts()[name]
+    return stack.running_parts()[name]
 
 
 def asked(port, path, authorization):
@@ -190,7 +190,7 @@ def says(name, message):
 
 
 def test_down_stops_all_of_it():
-    ours = [process for each in stack.parts().values() for process in each.processes()]
+    ours = [process for each in stack.running_parts().values() for process in each.processes()]
     assert len(ours) > 5
     assert attune("down", "--json") == {"stopped": list(stack.PARTS)}
     assert not psutil.wait_procs(ours, 0)[1]

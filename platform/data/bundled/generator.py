@@ -157,7 +157,7 @@ class _Writer:
         if goes_on:
             closing = self.draw.choice(self.closings)
             turns.append(Utterance(role=SPEAKER, text=closing["text"], label=closing["label"]))
-            turns.append(self._framed(self.farewells))
+            turns.append(self._fill_frame(self.farewells))
         return turns
 
     def context(self) -> list[Utterance]:
@@ -172,7 +172,7 @@ class _Writer:
 
     def response(self) -> list[Utterance]:
         """A listener's answer alone."""
-        makers = (self._reply, self._question, lambda: self._framed(self.acknowledgements))
+        makers = (self._reply, self._question, lambda: self._fill_frame(self.acknowledgements))
         return [self.draw.choice(makers)()]
 
     def _start_with_cause(self) -> list[Utterance]:
@@ -188,7 +188,7 @@ class _Writer:
         how = self._feeling()
         return [
             self._cause(feeling=False),
-            self._framed(self.acknowledgements),
+            self._fill_frame(self.acknowledgements),
             Utterance(role=SPEAKER, text=how, label=self.emotion),
         ]
 
@@ -227,7 +227,7 @@ class _Writer:
         reply = self.draw.choice(replies)
         return Utterance(role=LISTENER, text=reply["text"], label=reply["intent"])
 
-    def _framed(self, frames: Sequence[dict[str, str]]) -> Utterance:
+    def _fill_frame(self, frames: Sequence[dict[str, str]]) -> Utterance:
         frame = self.draw.choice(frames)
         text = frame["text"].format(topic=self.situation["topic"])
         return Utterance(role=LISTENER, text=text[0].upper() + text[1:], label=frame["intent"])

@@ -35,10 +35,10 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     pieces = chunked(records(path, _COLUMNS))
     frames = (conversations([_row(path, record) for record in piece]) for piece in pieces)
     for frame in whole_conversations(frames):
-        yield _placed(frame, tolerated)
+        yield _assign_turns(frame, tolerated)
 
 
-def _placed(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
+def _assign_turns(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
     """The dialogues with roles, and with places for turns where their numbers only have gaps."""
     dialogue, turn, place = (pl.col(c) for c in ("conversation_id", "turn", "place"))
     placed = frame.with_columns(place=pl.int_range(pl.len()).over(dialogue))

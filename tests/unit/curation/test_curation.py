@@ -206,7 +206,7 @@ def classifier(known, tmp_path_factory):
 
 
 def test_a_classifier_learns_who_speaks(known, classifier):
-    model = turns.load(classifier)
+    model = turns.load_turns_model(classifier)
     report = model.report
     assert report["accuracy"] == 1.0
     assert report["balanced_accuracy"] == report["f1_same"] == 1.0
@@ -262,10 +262,10 @@ def test_sentences_inside_a_turn_have_the_same_speaker_and_no_times(tmp_path):
 
 def test_a_classifier_that_is_none(tmp_path, known):
     with pytest.raises(UsageError, match="there is no such file"):
-        turns.load(tmp_path / "absent.json")
+        turns.load_turns_model(tmp_path / "absent.json")
     (tmp_path / "other.json").write_text('{"format": "x"}')
     with pytest.raises(DataError, match="is not a classifier of turns"):
-        turns.load(tmp_path / "other.json")
+        turns.load_turns_model(tmp_path / "other.json")
     with pytest.raises(UsageError, match="--lines words: choose"):
         turns.train(str(known), lines="words")
 
@@ -311,7 +311,7 @@ def test_lines_of_one_speaker_are_joined(classifier):
         Line(text="- And I went on.", start=8.0, end=9.0),
         Line(text="And I went on.", start=15.0, end=16.0),
     ]
-    model = turns.load(classifier)
+    model = turns.load_turns_model(classifier)
     joined = list(curate._dialogs(lines, model, Cleaning(STEPS, Counter()), 5.0))
     assert [[turn.text for turn in dialog] for dialog in joined] == [
         ["Why not?", "Nobody did. And I went on.", "And I went on."],  # a dash begins a turn

@@ -139,7 +139,7 @@ def test_what_the_encoder_reads(encoder, samples):
         name: column.pad([0])[0].tolist() for name, column in encoder_columns(encoder, row).items()
     }
     [emotion], *turns = encoder.subwords([row["emotion"][0], *row["context"][0]])
-    first, end = encoder.first, encoder.separator
+    first, end = encoder.cls_token, encoder.separator
     expected = [first, emotion, end, *(n for turn in turns for n in (*turn, end))]
     assert read["subwords"] == expected
     lengths = [3, *(len(turn) + 1 for turn in turns)]
@@ -157,7 +157,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(encoder, build, samples)
     row = samples.filter(pl.col("context").list.len() == 3).head(1)
     row = row.with_columns(context=pl.Series([texts]))
     read = encoder_columns(encoder, row)
-    assert read["subwords"].lengths.tolist() == [encoder.longest]
+    assert read["subwords"].lengths.tolist() == [encoder.max_length]
     assert set(read["subword_turns"].values.tolist()) == {1, 3, 4}  # the first turn is not seen
     assert (read["subword_turns"].values == 4).sum() == 51
     marks = cause_probabilities(build("cause-annotator"), row)

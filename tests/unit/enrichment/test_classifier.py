@@ -41,12 +41,12 @@ def test_the_emotion_is_not_among_what_it_reads(encoder, prepared):
     for row in (0, 7, 19):
         context, response = samples["context"][row].to_list(), samples["response"][row]
         spoken_by_turn = encoder.subwords(context)
-        expected = [encoder.first]
+        expected = [encoder.cls_token]
         for turn in spoken_by_turn:
             expected += [*turn, encoder.separator]
         assert read["context_subwords"].pad(np.array([row]))[0].tolist() == expected
         [alone] = encoder.subwords([response])
-        expected = [encoder.first, *alone, encoder.separator]
+        expected = [encoder.cls_token, *alone, encoder.separator]
         assert read["response_subwords"].pad(np.array([row]))[0].tolist() == expected
     other = samples.with_columns(emotion=pl.lit("proud"))
     again = subword_columns(encoder, other)
@@ -60,11 +60,11 @@ def test_long_texts_lose_their_beginning_and_missing_ones_are_empty(encoder, pre
         response=pl.lit(None, dtype=pl.String),
     )
     read = subword_columns(encoder, samples)
-    assert read["context_subwords"].lengths.tolist() == [encoder.longest]
+    assert read["context_subwords"].lengths.tolist() == [encoder.max_length]
     numbers = read["context_subwords"].values.tolist()
     [[now], [then]] = encoder.subwords(["now", "then"])
-    assert (numbers[0], numbers[-1]) == (encoder.first, encoder.separator)
-    assert (numbers.count(then), numbers.count(now)) == (150, encoder.longest - 153)
+    assert (numbers[0], numbers[-1]) == (encoder.cls_token, encoder.separator)
+    assert (numbers.count(then), numbers.count(now)) == (150, encoder.max_length - 153)
     assert read["response_subwords"].lengths.tolist() == [0]
     unpaired = subword_columns(encoder, read_samples(prepared, "unpaired_responses"))
     assert set(unpaired["context_subwords"].lengths) == {0}
@@ -121,9 +121,9 @@ def test_the_temperature_is_recovered():
     honest = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     truth = (honest + draw.gumbel(size=honest.shape)).argmax(axis=1)  # labels drawn from it
     assert calibration.temperature(honest, truth) == pytest.approx(1.0, abs=0.03)
-    boastful = calibration.scaled(honest, 1 / 3)
+    boastful = calibration.apply_temperature(honest, 1 / 3)
     assert calibration.temperature(boastful, truth) == pytest.approx(3.0, abs=0.1)
-    back = calibration.scaled(boastful, calibration.temperature(boastful, truth))
+    back = calibration.apply_temperature(boastful, calibration.temperature(boastful, truth))
     assert calibration.reliability(boastful, truth).error > 0.2
     assert calibration.reliability(back, truth).error < 0.02
     assert (back.argmax(axis=1) == boastful.argmax(axis=1)).all()

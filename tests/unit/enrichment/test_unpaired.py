@@ -127,7 +127,7 @@ def test_texts_come_with_what_the_classifier_says(harvested, tmp_path):
         assert actual.schema == HARVESTED
         assert actual[kind].to_list() == pairs[kind].to_list()
         raw = classify_texts(model, pairs, kind)
-        sure = np.exp(calibration.scaled(raw, temperature[kind])).max(axis=1)
+        sure = np.exp(calibration.apply_temperature(raw, temperature[kind])).max(axis=1)
         assert actual["probability"].to_numpy() == pytest.approx(sure, abs=1e-5)
         emotions = [model.variant.data_info.emotions[n] for n in raw.argmax(axis=1)]
         assert actual["emotion"].to_list() == emotions

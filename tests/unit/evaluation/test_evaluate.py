@@ -15,7 +15,7 @@ from attune.models.decoding import Decoding
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import evaluate, score
-from attune.platform.evaluation.profiles import samples_of
+from attune.platform.evaluation.profiles import select_samples
 from attune.platform.runs.model import load_model, save_model
 from attune.platform.serving.responder import Responder
 from attune.platform.text.detokenizing import detokenize
@@ -217,7 +217,7 @@ def test_published_figures_name_their_source_and_are_in_our_units():
     ours = answering - {"dummy"}
     without = {"mime-no-stochasticity", "meed2-joint"}
     assert ours - {figure.variant for figure in figures} == without
-    actual = published.of("mime", "perplexity_sample_mean")
+    actual = published.find_figures("mime", "perplexity_sample_mean")
     assert [(f.value, f.paper, f.source) for f in actual] == [(37.53, "Dual-Emp", "Table 1")]
 
 
@@ -226,7 +226,7 @@ def test_the_profile_without_last_turns():
     samples = pl.DataFrame(rows, schema=["conversation_id", "situation"], orient="row")
     samples = samples.with_row_index("row")
     # Neighbours of one situation are one conversation; the last conversation is lost.
-    assert samples_of("empdg", samples)["row"].to_list() == [0, 1, 3]
-    assert samples_of("attune", samples).equals(samples)
+    assert select_samples("empdg", samples)["row"].to_list() == [0, 1, 3]
+    assert select_samples("attune", samples).equals(samples)
     with pytest.raises(UsageError, match="did you mean 'empdg'"):
-        samples_of("emp-dg", samples)
+        select_samples("emp-dg", samples)

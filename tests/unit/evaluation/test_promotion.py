@@ -41,10 +41,10 @@ def test_randomisation_agrees_with_all_exchanges():
     second = np.column_stack([first[:, 0] - draw.normal(1.5, 3, 10), lengths])
     expected = exact(first, second, value)
     assert 0.01 < expected < 0.9
-    assert significance.randomised(first, second, value, trials=4000) == pytest.approx(
+    assert significance.randomisation_test(first, second, value, trials=4000) == pytest.approx(
         expected, abs=0.03
     )
-    assert significance.randomised(first, first, value) == 1.0
+    assert significance.randomisation_test(first, first, value) == 1.0
 
 
 def table(samples, likelihood, right=1.0):

@@ -25,7 +25,7 @@ def test_the_cosine_of_mean_states(encoder):
         means = []
         for text in (ANSWERS[place], MEANT[place]):
             [numbers] = encoder.subwords([text])
-            row = torch.tensor([[encoder.first, *numbers, encoder.separator]])
+            row = torch.tensor([[encoder.cls_token, *numbers, encoder.separator]])
             means.append(encoder.module(row)[0].mean(dim=0))
         assert float(actual[place]) == pytest.approx(
             float(torch.cosine_similarity(*means, dim=0)), abs=1e-5

@@ -8,7 +8,7 @@ import pytest
 
 from attune.jobs import cli, unpack
 from attune.jobs.jobs import _resume_command
-from attune.jobs.submit import _named, _option, _parsed
+from attune.jobs.submit import _add_name, _option, _parse_command
 from attune.platform.core.commit import VARIABLE, commit
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import JOB, TRIAL, job_environment
@@ -74,25 +74,25 @@ def parsed():
     import typer
 
     group = typer.main.get_command(cli.app)
-    return lambda command: _parsed(group, command)
+    return lambda command: _parse_command(group, command)
 
 
 def test_a_run_or_sweep_has_its_name_before_it_begins(home, parsed):
     train = ["train", "dummy", "--max-steps", "2"]
     for number in (1, 2):  # the second is submitted before the first has begun
         expected = [*train, "--name", f"dummy-bundled-{number}"]
-        assert _named(train, parsed(train)) == expected
+        assert _add_name(train, parsed(train)) == expected
     with_data = ["train", "dummy", "--data", "some/folder"]
-    assert _named(with_data, parsed(with_data))[-1] == "dummy-folder-1"
+    assert _add_name(with_data, parsed(with_data))[-1] == "dummy-folder-1"
     tune = ["tune", "dummy", "--space", "optimizer"]
-    assert _named(tune, parsed(tune)) == [*tune, "--name", "tune-dummy-1"]
+    assert _add_name(tune, parsed(tune)) == [*tune, "--name", "tune-dummy-1"]
     for other in (
         ["train", "dummy", "--name", "mine"],
         ["train", "dummy", "--resume"],
         ["tune", "list"],
         ["runs"],
     ):
-        assert _named(other, parsed(other)) == other
+        assert _add_name(other, parsed(other)) == other
     assert not list(all_runs())  # names that are kept free are no runs
     assert home.is_dir()
     assert _option(["train", "--name=mine"], "--name") == "mine"

@@ -43,7 +43,7 @@ def command(code, port):
 def test_starting_twice_is_harmless_and_what_died_is_started_again(ports):
     first = stack.up(ports)
     assert all(part.problem() == "" for part in first.values())
-    assert stack.up({}) == first == stack.parts()
+    assert stack.up({}) == first == stack.running_parts()
     os.kill(first[stack.RAY].pid, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(first[stack.RAY].pid)], 10)
     assert "not running" in first[stack.RAY].problem()
@@ -62,7 +62,7 @@ def test_exactly_what_was_started_is_stopped(ports):
     assert len(ours) == 4  # with a child each, in a session of its own
     assert [part.name for part in stack.down()] == [stack.RAY, stack.MLFLOW]
     assert not any(process.is_running() for process in ours)
-    assert stack.parts() == {}
+    assert stack.running_parts() == {}
     assert stack.down() == []
     assert stranger.poll() is None
     stranger.kill()
@@ -74,7 +74,7 @@ def test_a_process_that_got_the_same_number_is_let_live(ports):
     stack.down()
     other = {**vars(part), "pid": os.getpid()}
     (stack.folder() / "stack.json").write_text(json.dumps({"parts": [other]}))
-    assert not stack.parts()[stack.RAY].alive()
+    assert not stack.running_parts()[stack.RAY].alive()
     assert stack.running(stack.RAY) is None
     stack.down()  # and this test is still there to tell
 
@@ -93,7 +93,7 @@ def test_what_does_not_come_up_takes_the_rest_down_and_shows_its_log(ports, monk
         stack.up(ports)
     assert [part.name for part in started] == [stack.RAY, stack.MLFLOW]
     assert not any(part.processes() for part in started)
-    assert stack.parts() == {}
+    assert stack.running_parts() == {}
 
 
 def test_a_port_in_use_is_named_with_its_holder_and_the_option(ports):
@@ -105,7 +105,7 @@ def test_a_port_in_use_is_named_with_its_holder_and_the_option(ports):
             stack.up({**ports, stack.MLFLOW: port})
         with pytest.raises(UsageError, match="--ray-port"):
             stack.up(ports, head_port=port)
-    assert stack.parts() == {}
+    assert stack.running_parts() == {}
 
 
 def test_what_runs_cannot_be_asked_to_be_another(ports):

@@ -55,7 +55,10 @@ def test_unknown_group_error_lists_the_known_groups():
         ("space: {elbo_weight: {low: 0, high: 1, scale: log}}", "unknown scale 'log'"),
         ("space: {elbo_weight: 3}", r"space.elbo_weight: write a list of values, or \{low"),
         ("space: {gate: [each, wide]}", "space.gate: unknown value of gate 'wide'"),
-        ("space: {positive_threshold: {low: 0.5, high: 1.5}}", "positive_threshold=1.5"),
+        (
+            "space: {positive_threshold: {low: 0.5, high: 1.5}}",
+            "positive_threshold: expected a number between 0 and 1, got 1.5",
+        ),
         ("space: {batch_size: [0, 16]}", "batch_size=0: at least 1 is expected"),
         ("spaces: {}", "unknown key 'spaces': did you mean 'space'"),
         ("space: [", "line 1: not readable as YAML"),
