@@ -39,9 +39,9 @@ def metric():
     encoder = SimpleNamespace(
         name="four",
         module=Module(),
-        first=1,
+        cls_token=1,
         separator=2,
-        longest=6,
+        max_length=6,
         subwords=lambda texts: [[WORDS[word] for word in text.split()] for text in texts],
     )
     return BertScore(encoder=encoder, layer=1)

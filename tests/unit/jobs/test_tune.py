@@ -16,9 +16,9 @@ def home(tmp_path, monkeypatch):
 
 
 def test_budget_is_parsed_as_a_duration():
-    assert [command._seconds(text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
+    assert [command._parse_seconds(text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
     with pytest.raises(UsageError, match="write it as 90s"):
-        command._seconds("2 hours")
+        command._parse_seconds("2 hours")
 
 
 def test_grid_trials_are_not_stopped_early_by_default():
