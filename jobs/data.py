@@ -164,7 +164,7 @@ def harvest_command(
     from attune.platform.enrichment.unpaired import count_unpaired, harvest_texts
 
     if not 0 <= threshold < 1:
-        raise UsageError(f"--threshold {threshold}: from 0 to less than 1 is expected")
+        raise UsageError(f"--threshold: expected a number from 0 to below 1, got {threshold}")
     run = options.trained_run(name)
     with progress("texts") as bar:
         task = bar.add_task(f"{run.name} harvests", total=None)

@@ -69,7 +69,7 @@ def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
         job = jobs.wait(job.id)
         screen.print(f"job {job.id}: {job.state}", markup=False)
     if job.state == "STOPPED" and job.command.split()[1:2] in (["train"], ["tune"]):
-        screen.print(f"go on with '{_resume_command(job)}'", markup=False)
+        screen.print(f"resume with '{_resume_command(job)}'", markup=False)
     if as_json:
         print_json(asdict(job))
 

@@ -99,11 +99,11 @@ def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     chosen: Decoding = apply_overrides(Decoding(), {**settings, "method": method})
     for key, least in _LEAST.items():
         if getattr(chosen, key) < least:
-            raise UsageError(f"{key}={getattr(chosen, key)}: at least {least} is expected")
+            raise UsageError(f"{key}: expected at least {least}, got {getattr(chosen, key)}")
     if not 0 < chosen.top_p <= 1:
-        raise UsageError(f"top_p={chosen.top_p}: more than 0 and at most 1 is expected")
+        raise UsageError(f"top_p: expected a number above 0 and at most 1, got {chosen.top_p}")
     if not 0 < chosen.temperature < math.inf:
-        raise UsageError(f"temperature={chosen.temperature}: more than 0 is expected")
+        raise UsageError(f"temperature: expected a number above 0, got {chosen.temperature}")
     return chosen
 
 

@@ -314,7 +314,7 @@ def show_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
     if ended.status == "stopped":
         of = f"-decoding {ended.asked['run']}" if ended.kind == "decoding" else ""
         again = f"'attune tune{of} --name {ended.name} --resume'"
-        screen.print(f"not all was tried: go on with {again}", markup=False)
+        screen.print(f"not all trials were run: resume with {again}", markup=False)
     if as_json:
         print_json(summary)
     if ended.status == "stopped" and (ended.stop_file.exists() or ended.kind == "decoding"):
@@ -349,7 +349,7 @@ def create_sweep(name: str, **content: Any) -> "Sweep":
     )
     if (sweep.folder / RECORD).exists():
         raise UsageError(
-            f"a sweep named '{sweep.name}' exists already: choose another --name, or go on with it "
+            f"a sweep named '{sweep.name}' exists already: choose another --name, or resume it "
             f"by adding --resume"
         )
     existing_runs = sorted(each.name for each in runs_folder().glob(f"{name}-[0-9][0-9][0-9]*"))

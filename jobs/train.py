@@ -98,7 +98,9 @@ def train(
     _show(screen, results)
     for run in runs:
         if run.status == "stopped":
-            screen.print(f"stopped: go on with 'attune train {variant} --name {run.name} --resume'")
+            screen.print(
+                f"stopped: resume with 'attune train {variant} --name {run.name} --resume'"
+            )
     if as_json:
         print_json(results[0] if seeds is None else _summarize(results))
     if any(run.status == "stopped" for run in runs):
@@ -128,7 +130,7 @@ def _train_seeds(
     from attune.platform import tracking
 
     if resume and not name:
-        raise UsageError("--seeds with --resume: say with --name which runs to go on with")
+        raise UsageError("--seeds with --resume: name the runs to resume with --name")
     runs = [_seed_run(variant, name, number, asked, resume) for number in seeds]
     parent = next((run.parent for run in runs if run.parent), None)
     if parent is None:

@@ -273,7 +273,7 @@ def _refuse_without_variant(definition: "SweepDefinition") -> None:
 
 
 def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
-    """The sweep to go on with, which must be what is asked for, but for its limits."""
+    """Return the sweep to resume; only its limits may differ from its record."""
     from attune.platform.tuning import spaces
     from attune.platform.tuning import sweep as sweeps
 
@@ -291,7 +291,7 @@ def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None
         return None
     if sweep.kind != "training":
         raise UsageError(
-            f"'{sweep.name}' is a sweep of decoding: go on with 'attune tune-decoding "
+            f"'{sweep.name}' is a sweep of decoding: resume it with 'attune tune-decoding "
             f"{sweep.asked['run']} --name {sweep.name} --resume'"
         )
     was = {
@@ -318,7 +318,7 @@ def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None
     for key in sorted(set(now) - {*LIMITS, "sweep"}):
         if was.get(key) != now[key]:
             raise UsageError(
-                f"sweep '{sweep.name}' was begun with other {key}: leave it out to go on, or begin "
-                f"a new sweep under another --name"
+                f"sweep '{sweep.name}' was started with other {key}: leave it out to resume, or "
+                f"start a new sweep under another --name"
             )
     return sweep.update(**{key: typed[key] for key in LIMITS if key in typed})

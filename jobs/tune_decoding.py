@@ -79,9 +79,11 @@ def tune_decoding(
     if resume and label and (sweeps.sweeps_folder() / label / sweeps.RECORD).is_file():
         chosen = sweeps.find_sweep(label)
         if chosen.kind != "decoding":
-            raise UsageError(f"'{label}' trains: go on with 'attune tune --name {label} --resume'")
+            raise UsageError(
+                f"'{label}' trains models: resume it with 'attune tune --name {label} --resume'"
+            )
     elif resume and not label:
-        raise UsageError("--resume: say with --name which sweep to go on with")
+        raise UsageError("--resume: name the sweep to resume with --name")
     if chosen is None:
         asked = {"decode": decode, "sweep": sweep, "metric": metric, "search": search,
                  "samples": samples, "seed": seed}  # fmt: skip

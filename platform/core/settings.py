@@ -12,6 +12,7 @@ from attune.models.base import TextClassifier, Variant
 from attune.platform.core.errors import UsageError, unknown_choice
 
 PRESETS = ("tiny", "small", "paper")
+_TYPE_NAMES = {int: "an integer", float: "a float", bool: "true or false", str: "text"}
 
 
 def find_variant(name: str) -> tuple[type[Variant], Mapping[str, Any]]:
@@ -65,9 +66,9 @@ def _parse_value(key: str, value: Any, kind: Any) -> Any:
         try:
             value = json.loads(value.lower())
         except json.JSONDecodeError:
-            raise UsageError(f"{key}={value}: {kind.__name__} is expected") from None
+            raise UsageError(f"{key}: expected {_TYPE_NAMES[kind]}, got '{value}'") from None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:
-        raise UsageError(f"{key}={value}: {kind.__name__} is expected")
+        raise UsageError(f"{key}: expected {_TYPE_NAMES[kind]}, got '{value}'")
     return value

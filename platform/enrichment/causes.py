@@ -125,7 +125,7 @@ def annotate_causes(
     `replace` marks anew what has marks. Nothing is done where `out` is what would be made.
     """
     if not 0 < threshold < 1:
-        raise UsageError(f"--threshold {threshold}: a probability between 0 and 1 is expected")
+        raise UsageError(f"--threshold: expected a probability between 0 and 1, got {threshold}")
     manifest = read_manifest(data)
     require_annotator(load_model(run.model))  # refused here, and not in a task
     maker = {

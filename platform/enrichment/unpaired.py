@@ -140,7 +140,7 @@ def harvest_texts(
     Nothing is done where `out` is what would be made.
     """
     if min_length < 1:
-        raise UsageError(f"--min-length {min_length}: at least 1 is expected")
+        raise UsageError(f"--min-length: expected at least 1, got {min_length}")
     if (
         require_classifier(load_model(run.model)).learns != TEXT_KINDS
     ):  # refused here, not in a task

@@ -194,7 +194,7 @@ class Jobs:
         while not (current := self.find(job)).over:
             if current.waits_for != reported:
                 reported = current.waits_for
-                report(f"job {job} waits for {reported}" if reported else f"job {job} goes on")
+                report(f"job {job} waits for {reported}" if reported else f"job {job} continues")
             time.sleep(POLL_SECONDS)
         return current
 

@@ -122,4 +122,4 @@ def _check(training: TrainingConfig) -> None:
         value = getattr(training, field.name)
         lowest = 1 if field.name in _POSITIVE else 0
         if isinstance(value, int | float) and not value >= lowest:
-            raise UsageError(f"{field.name}={value}: at least {lowest} is expected")
+            raise UsageError(f"{field.name}: expected at least {lowest}, got {value}")

@@ -124,7 +124,7 @@ def new_run(
     )
     if (run.folder / RUN_RECORD).exists():
         raise UsageError(
-            f"a run named '{name}' exists already: choose another --name, or go on with it by "
+            f"a run named '{name}' exists already: choose another --name, or resume it by "
             f"adding --resume"
         )
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -277,8 +277,8 @@ def _check_same_settings(run: Run, variant: str, asked: Mapping[str, Any]) -> No
     for key, value in {"variant": variant, **wanted}.items():
         if was[key] != value:
             raise UsageError(
-                f"run '{run.name}' was begun with {key}={was[key]}, not {value}: leave it out to "
-                f"go on, or begin a new run under another --name"
+                f"run '{run.name}' was started with {key}={was[key]}, not {value}: leave it out to "
+                f"resume, or start a new run under another --name"
             )
     if "data" in asked:
         _check_same_data(run, asked["data"])

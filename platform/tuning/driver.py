@@ -44,7 +44,7 @@ ENVIRONMENT = {
 
 
 def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
-    """Run a sweep, or go on with it; Ctrl-C, SIGTERM and `attune tune stop` leave it resumable."""
+    """Run or resume a sweep; Ctrl-C, SIGTERM and `attune tune stop` leave it resumable."""
     os.environ.update(ENVIRONMENT)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     if sweep.run_id is None:  # better to hear now that there is no store than from each trial

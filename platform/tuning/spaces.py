@@ -161,7 +161,9 @@ def _parse_dimension(source: str, key: str, value: Any) -> Choice | Range:
     if not low < high:
         raise UsageError(f"{place}: low={low} must be less than high={high}")
     if scale == "loguniform" and low <= 0:
-        raise UsageError(f"{place}: low={low}: more than 0 is expected with scale loguniform")
+        raise UsageError(
+            f"{place}: low: expected a number above 0 with scale loguniform, got {low}"
+        )
     if scale == "int" and (low != int(low) or high != int(high)):
         raise UsageError(f"{place}: low={low} and high={high} must be whole numbers")
     return Range(low=low, high=high, scale=scale)

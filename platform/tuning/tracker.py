@@ -16,7 +16,7 @@ from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.runs.record import Run, Status, read_run
 
 SECONDS_TO_SEND = 10.0
-END_SENT = "told"
+END_SENT = "end_sent"
 """In the folder of a run whose end MLflow knows: a driver may die before it is said."""
 log = logging.getLogger(__name__)
 

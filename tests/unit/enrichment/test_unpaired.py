@@ -259,8 +259,12 @@ def test_what_cannot_be_harvested_is_refused(call, tmp_path):
     out = ("--out", tmp_path / "out")
     assert "'dummy' classifies no texts" in replies("talker", "--source", source, *out)
     assert "no such source: 'nowhere'" in replies("teller", "--source", "nowhere", *out)
-    assert "--threshold 1.5" in replies("teller", "--source", source, *out, "--threshold", "1.5")
-    assert "--min-length 0" in replies("teller", "--source", source, *out, "--min-length", "0")
+    assert "--threshold: expected a number" in replies(
+        "teller", "--source", source, *out, "--threshold", "1.5"
+    )
+    assert "--min-length: expected at least 1, got 0" in replies(
+        "teller", "--source", source, *out, "--min-length", "0"
+    )
     (tmp_path / "empty.jsonl").write_text('{"id": "a", "utterances": []}\n')
     message = replies("teller", "--source", tmp_path / "empty.jsonl", *out, code=1)
     assert "empty.jsonl, row 1: not a list: 'utterances' must be a list" in message

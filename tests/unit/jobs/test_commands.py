@@ -150,10 +150,19 @@ def test_respond_uses_the_decoding_options(call):
         (("second", "--context", "x", "--decode", "gredy"), "did you mean 'greedy'"),
         (("second", "--context", "x", "--set", "beam=3"), "did you mean 'beams'"),
         (("second", "--context", "x", "--set", "beams"), "--set beams: write it as KEY=VALUE"),
-        (("second", "--context", "x", "--set", "beams=many"), "beams=many: int is expected"),
-        (("second", "--context", "x", "--set", "beams=0"), "beams=0: at least 1 is expected"),
-        (("second", "--context", "x", "--set", "top_p=1.5"), "top_p=1.5"),
-        (("second", "--context", "x", "--set", "temperature=0"), "temperature=0"),
+        (
+            ("second", "--context", "x", "--set", "beams=many"),
+            "beams: expected an integer, got 'many'",
+        ),
+        (("second", "--context", "x", "--set", "beams=0"), "beams: expected at least 1, got 0"),
+        (
+            ("second", "--context", "x", "--set", "top_p=1.5"),
+            "top_p: expected a number above 0 and at most 1, got 1.5",
+        ),
+        (
+            ("second", "--context", "x", "--set", "temperature=0"),
+            "temperature: expected a number above 0, got 0.0",
+        ),
     ],
 )
 @pytest.mark.usefixtures("home")

@@ -45,7 +45,7 @@ def test_resuming_with_different_options_is_rejected(call):
         ("--metric", "loss"), ("--space", "optimizer"), ("--data", "bundled", "--init", "x"),
         ("--max-steps", "3"), ("--set", "width=3"),
     ):  # fmt: skip
-        assert "was begun with other" in error_of(call(*options, *other))
+        assert "was started with other" in error_of(call(*options, *other))
     write_sweep("ways", kind="decoding", asked={"run": "mine"})
     assert "attune tune-decoding mine" in error_of(call("tune", "--name", "ways", "--resume"))
 

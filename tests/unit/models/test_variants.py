@@ -107,9 +107,9 @@ def test_settings_are_typed():
     assert settings.configure("multi-trs", "tiny", {"dropout": "0"})[0].dropout == 0.0
     for overrides, message in (
         ({"widht": "64"}, "unknown setting 'widht': did you mean 'width'"),
-        ({"width": "wide"}, "width=wide: int is expected"),
-        ({"width": "1.5"}, "int is expected"),
-        ({"tied": "1"}, "bool is expected"),
+        ({"width": "wide"}, "width: expected an integer, got 'wide'"),
+        ({"width": "1.5"}, "width: expected an integer"),
+        ({"tied": "1"}, "tied: expected true or false, got '1'"),
     ):
         with pytest.raises(UsageError, match=message):
             settings.configure("multi-trs", "tiny", overrides)
