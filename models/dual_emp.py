@@ -55,7 +55,7 @@ from attune.models.base import (
     State,
 )
 from attune.models.decoding import sample_categorical
-from attune.models.latents import annealing_weight
+from attune.models.latents import kl_weight
 from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward
 from attune.models.multitask import SMALL
 from attune.models.output_layer import OutputLayer
@@ -545,7 +545,7 @@ class DualEmp(Transformer):
         kl = (q_z * encoded.log_posterior).sum(dim=1) + math.log(num_states)  # from 1 / K
         log_probs = self._emotion_log_probs(encoded.log_posterior)
         emotion_loss = F.nll_loss(log_probs, batch["emotion"], ignore_index=-1, reduction="sum")
-        weight = annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0
+        weight = kl_weight(self.config.annealing_steps, progress, training=self.training)
         return {
             f"emotion_{name}": emotion_loss / batch.samples,
             f"divergence_{name}": weight * (kl * weights).sum(),

@@ -32,7 +32,7 @@ from attune.models.base import (
     SearchSpaces,
     State,
 )
-from attune.models.latents import Gaussian, annealing_weight, gaussian_kl, sample_gaussian
+from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
 from attune.models.layers import Decoder, Encoder
 from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
 from attune.models.transformer import EmbeddedBatch
@@ -99,15 +99,18 @@ class DualVae(MultiTransformer):
         )[:, :1]  # (B, 1, D)
         prior = self.prior(h_cls)
         posterior = self.posterior(torch.cat([h_cls, encoded_response[:, 0]], dim=1))
-        # Validation must see what decoding will see: the prior's mean.
-        z = sample_gaussian(*posterior) if self.training else prior[0]
+        z = prior[0]  # validation must see what decoding will see: the prior's mean
+        if self.training:
+            mean, log_variance = posterior
+            z = sample_gaussian(mean, log_variance, torch.randn_like(mean))
         mask = torch.ones_like(encoded_response[:, :, 0], dtype=torch.bool)[:, None, None, :]
         reconstructed = self.response_decoder(embedded.decoder_inputs, encoded_response, mask)
         kl = gaussian_kl(*posterior, *prior).sum() / batch.samples
+        weight = kl_weight(self.config.annealing_steps, progress, training=self.training)
         return {
             "nll": self.compute_nll(batch, self._decode_latent(embedded, hidden, z), embedded),
             "emotion": emotion_loss(self.classifier(h_cls), batch),
-            "divergence": self._kl_weight(progress) * kl,
+            "divergence": weight * kl,
             "auto_encoding": self.compute_nll(batch, reconstructed, embedded),
         }
 
@@ -131,7 +134,3 @@ class DualVae(MultiTransformer):
     def _embed_latent(self, z: Tensor) -> Tensor:
         """Return the latent as the decoder's first input, in place of `<sos>`, (B, 1, D)."""
         return z[:, None] + self.positions(1)
-
-    def _kl_weight(self, progress: Progress) -> float:
-        """Return the annealing weight in training, 1 otherwise."""
-        return annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0

@@ -1,4 +1,6 @@
-"""Gaussian latent variables and KL annealing, shared by the systems that use them."""
+"""Gaussian latent variables and the annealing of their KL divergence."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -6,29 +8,46 @@ from torch import Tensor, nn
 from attune.models.base import Progress
 
 
-def annealing_weight(steps: int, progress: Progress) -> float:
-    """Return the weight of a KL divergence, which rises linearly from 0 to 1 within `steps`."""
-    return min(1.0, progress.step / steps) if steps else 1.0
+def kl_weight(annealing_steps: int, progress: Progress, *, training: bool) -> float:
+    """Return the weight of a KL divergence: in training it rises linearly from 0 to 1 within the
+    annealing steps, otherwise it is 1."""
+    if not training or not annealing_steps:
+        return 1.0
+    return min(1.0, progress.step / annealing_steps)
 
 
 class Gaussian(nn.Module):
-    """A Gaussian whose mean and variance are computed from an input."""
+    """A Gaussian with diagonal covariance, whose mean and log-variance are computed from an input.
 
-    def __init__(self, input_width: int, width: int):
+    `output_layer` builds the last layer from its input and output width. A layer with an output for
+    each of several groups gives a Gaussian for each group.
+    """
+
+    def __init__(
+        self, input_width: int, width: int, *, with_variance: bool = True,
+        output_layer: Callable[[int, int], nn.Module] = nn.Linear,
+    ):  # fmt: skip
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(input_width, width), nn.ReLU(), nn.Linear(width, 2 * width)
-        )
+        self.with_variance = with_variance
+        self.hidden_layer = nn.Linear(input_width, width)
+        self.output_layer = output_layer(width, 2 * width if with_variance else width)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log-variance, (B, D) each, of inputs (B, input width)."""
-        mean, log_variance = self.layers(inputs).chunk(2, dim=-1)
+        """Return mean and log-variance, (..., D) each, of inputs (..., input width); without a
+        variance the log-variance is -inf."""
+        outputs = self.output_layer(self.hidden_layer(inputs).relu())
+        if not self.with_variance:
+            return outputs, torch.full_like(outputs, -torch.inf)
+        mean, log_variance = outputs.chunk(2, dim=-1)
         return mean, log_variance
 
 
-def sample_gaussian(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Return a sample by the reparameterisation trick."""
-    return mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+def sample_gaussian(
+    mean: Tensor, log_variance: Tensor, noise: Tensor, *, temperature: float = 1.0
+) -> Tensor:
+    """Return a sample from standard normal noise, by the reparameterisation trick; `temperature`
+    multiplies the standard deviation."""
+    return torch.addcmul(mean, noise, (0.5 * log_variance).exp(), value=temperature)
 
 
 def gaussian_kl(

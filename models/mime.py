@@ -25,6 +25,7 @@ Deviations: as in `transformer.py`, and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -46,7 +47,7 @@ from attune.models.base import (
     State,
 )
 from attune.models.decoding import sample_generators
-from attune.models.latents import annealing_weight, gaussian_kl
+from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
 from attune.models.layers import Encoder, Packing
 from attune.models.multitask import SMALL, emotion_loss
 from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig
@@ -115,28 +116,21 @@ class MimeConfig(TransformerConfig):
         return [name.strip() for name in self.moved.split(",") if name.strip()]
 
 
-class Latent(nn.Module):
-    """One Gaussian per group, with mean and variance computed from the context (eq. 11-13)."""
+class GroupLinear(nn.Module):
+    """A linear layer for each group, computed as one batched matrix product."""
 
-    def __init__(self, input_width: int, width: int, num_groups: int, *, with_variance: bool):
+    def __init__(self, num_groups: int, input_width: int, output_width: int):
         super().__init__()
-        self.with_variance = with_variance
-        output_width = 2 * width if with_variance else width  # the mean and the log-variance
-        self.hidden_layer = nn.Linear(input_width, width)
-        self.weight = nn.Parameter(torch.empty(num_groups, width, output_width))
+        bound = input_width**-0.5  # the initialisation of nn.Linear
+        self.weight = nn.Parameter(torch.empty(num_groups, input_width, output_width))
         self.bias = nn.Parameter(torch.empty(num_groups, 1, output_width))
         for parameter in (self.weight, self.bias):
-            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)  # as nn.Linear does
+            nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log-variance, (groups, B, D) each, of inputs (B, inputs) shared by all
-        groups or (groups, B, inputs)."""
-        hidden = self.hidden_layer(inputs).relu()  # eq. 11
-        outputs = torch.baddbmm(self.bias, hidden.expand(len(self.weight), -1, -1), self.weight)
-        if not self.with_variance:
-            return outputs, torch.full_like(outputs, -torch.inf)
-        mean, log_variance = outputs.chunk(2, dim=-1)  # eq. 12-13
-        return mean, log_variance
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return outputs (groups, B, output width) of inputs (groups, B, input width), or
+        (B, input width) if all groups share them."""
+        return torch.baddbmm(self.bias, inputs.expand(len(self.weight), -1, -1), self.weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +199,12 @@ class Mime(Transformer):
         self.emotions = nn.Embedding(num_emotions, width)  # E_E, of classifier and decoder
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
         self.similarity = nn.Linear(width, width, bias=False)  # W_E
-        self.prior = Latent(width, width, len(self.groups), with_variance=config.stochasticity)
+        per_group = partial(GroupLinear, len(self.groups))
+        self.prior = Gaussian(  # eq. 11-13
+            width, width, with_variance=config.stochasticity, output_layer=per_group
+        )
         if config.stochasticity:
-            self.posterior = Latent(2 * width, width, len(self.groups), with_variance=True)
+            self.posterior = Gaussian(2 * width, width, output_layer=per_group)
         self.emotion_head = nn.Linear(width, num_emotions)  # shared: an emotion is in one group
         self.condition_on_emotion = nn.Linear(2 * width, width)
         self.refine = Encoder(
@@ -320,7 +317,7 @@ class Mime(Transformer):
         """Return each group's distribution from the prior (eq. 7-9), at its mean without noise:
         (groups, B, emotions)."""
         mean, log_variance = self.prior(h_cls)
-        z = mean if noise is None else self._reparameterize(mean, log_variance, noise)
+        z = mean if noise is None else self._sample_latent(mean, log_variance, noise)
         return self._group_log_probs(z).exp()
 
     def _group_log_probs(self, z: Tensor) -> Tensor:
@@ -342,28 +339,23 @@ class Mime(Transformer):
             mean, log_variance = self.posterior(inputs)
             kl = gaussian_kl(mean, log_variance, *prior)
             noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
-            z = self._reparameterize(mean, log_variance, noise)
+            z = self._sample_latent(mean, log_variance, noise)
         log_probs = self._group_log_probs(z)
         negative_elbo = F.nll_loss(  # 0 in the group without the true emotion
             log_probs.permute(1, 2, 0), self.group_targets[emotion], reduction="none",
             ignore_index=NO_TARGET,
         ).t()  # fmt: skip
         if kl is not None:
-            negative_elbo = negative_elbo + self._kl_weight(progress) * kl
+            # With the full weight from the first step the latent variable stays uninformative: its
+            # noise shrinks the weights that use it before they have learned to (docs/log.md).
+            weight = kl_weight(self.config.annealing_steps, progress, training=self.training)
+            negative_elbo = negative_elbo + weight * kl
         return ResponseEmotion(probs=log_probs.exp(), negative_elbo=negative_elbo)
 
-    def _kl_weight(self, progress: Progress) -> float:
-        """Return the annealed weight in training, 1 otherwise.
-
-        With the full weight from the first step the latent variable stays uninformative: its noise
-        shrinks the weights that use it before they have learned to (docs/log.md).
-        """
-        return annealing_weight(self.config.annealing_steps, progress) if self.training else 1.0
-
-    def _reparameterize(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
-        """Return a sample of the latent variable from standard normal noise (eq. 13-15)."""
-        deviation = (0.5 * log_variance).exp()
-        return torch.addcmul(mean, noise, deviation, value=self.config.sampling_temperature)
+    def _sample_latent(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
+        """Return z from standard normal noise (eq. 13-15)."""
+        temperature = self.config.sampling_temperature
+        return sample_gaussian(mean, log_variance, noise, temperature=temperature)
 
     def _sample_noise(self, index: Tensor, seed: int) -> Tensor:
         """Return noise (groups, B, D) that depends on each sample's index and not on its batch."""

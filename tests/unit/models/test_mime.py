@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.distributions import Normal, kl_divergence
 
 from attune.models import mime
 from attune.models.base import PAIRED, Progress
@@ -45,15 +44,6 @@ def test_the_groups_of_table_1():
 def test_invalid_settings_are_rejected(overrides, message):
     with pytest.raises(UsageError, match=message):
         settings.configure("mime", "tiny", overrides)
-
-
-def test_kl_of_gaussians():
-    torch.manual_seed(0)
-    mean, log_variance, prior_mean, prior_log_variance = torch.randn(4, 3, 8)
-    posterior = Normal(mean, (0.5 * log_variance).exp())
-    prior = Normal(prior_mean, (0.5 * prior_log_variance).exp())
-    kl = gaussian_kl(mean, log_variance, prior_mean, prior_log_variance)
-    assert torch.allclose(kl, kl_divergence(posterior, prior).sum(dim=1), rtol=1e-4)
 
 
 @torch.no_grad()
