@@ -57,8 +57,8 @@ FOLLOWED = "followed"
 CONTEXTS, RESPONSES = "contexts", "responses"
 """Unpaired text: `index`, `context`, `context_roles` and `emotion`, and nothing of a response; or
 `index`, `response` and `emotion`, and nothing of a context. A variant that asks for them has the
-settings `harvest`, the folder they come from (empty: the data's own), and `harvest_threshold`, how
-sure their emotions must be. Only training has them: on valid, losses get paired samples alone."""
+filters `harvest` and `harvest_threshold` (`DataFilters`). Only training has them: on valid, losses
+get paired samples alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,24 @@ class Progress:
     """Optimizer steps that the stage has done."""
     fraction: float = 0.0
     """Of the stage's steps: 0 at its first update, 1 at its last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFilters:
+    """The settings, by name, with which a variant selects the data it is trained on.
+
+    None: the variant has no such setting.
+    """
+
+    cause_threshold: str | None = None
+    """Probability from which an utterance is marked as a cause, in train and valid; 0 keeps the
+    marks of the data."""
+    emotionality_threshold: str | None = None
+    """Minimum emotionality of a dialogue of train; 0 keeps all."""
+    harvest: str | None = None
+    """Folder of `attune data harvest` with the unpaired texts; empty: those of the data."""
+    harvest_threshold: str | None = None
+    """Probability above which a harvested text is kept with its emotion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +104,7 @@ class DataRequirements:
     intensity: bool = False
     """How strongly words are felt (`DataInfo.intensity`)."""
     streams: tuple[str, ...] = (PAIRED,)
+    filters: DataFilters = DataFilters()
     encoder: str | None = None
     """The setting that names the pretrained encoder it reads with: it gets the encoder under this
     name, and in its batches those columns of `encoder_columns` and `subword_columns` that it asks

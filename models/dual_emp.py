@@ -44,6 +44,7 @@ from attune.models.base import (
     Batch,
     Batches,
     Choice,
+    DataFilters,
     DataInfo,
     DataRequirements,
     Explanation,
@@ -219,6 +220,10 @@ class DualEmp(Transformer):
     system = "Dual-Emp"
     paper = "Shen et al. 2021"
     Config = DualEmpConfig
+    requirements = replace(
+        Transformer.requirements,
+        filters=DataFilters(harvest="harvest", harvest_threshold="harvest_threshold"),
+    )
     presets: ClassVar = {
         **Transformer.presets,
         "tiny": {**Transformer.presets["tiny"], "annealing_steps": 100},

@@ -40,6 +40,7 @@ from attune.models.base import (
     Batch,
     Batches,
     Choice,
+    DataFilters,
     DataInfo,
     DataRequirements,
     Explanation,
@@ -227,7 +228,9 @@ class EmotionCause(Transformer):
     paper = "Gao et al. 2021"
     Config = EmotionCauseConfig
     requirements = DataRequirements(
-        separators=True, columns=("context", "context_roles", "response", "emotion", CAUSES)
+        separators=True,
+        columns=("context", "context_roles", "response", "emotion", CAUSES),
+        filters=DataFilters(cause_threshold="cause_threshold"),
     )
     presets: ClassVar = {
         **Transformer.presets,

@@ -26,6 +26,7 @@ from attune.models.base import (
     Batch,
     Batches,
     Choice,
+    DataFilters,
     DataInfo,
     DataRequirements,
     Explanation,
@@ -149,7 +150,10 @@ class Meed2(Transformer):
     paper = "Xie and Pu 2021"
     Config = Meed2Config
     requirements = DataRequirements(
-        tokenizer="subwords", separators=True, columns=(*COLUMNS, *LABEL_COLUMNS)
+        tokenizer="subwords",
+        separators=True,
+        columns=(*COLUMNS, *LABEL_COLUMNS),
+        filters=DataFilters(emotionality_threshold="emotionality_threshold"),
     )
     presets: ClassVar = {
         "tiny": {

@@ -5,7 +5,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from attune.models import VARIANTS, all_variants, load_variant
 from attune.models.base import TextClassifier, Variant
@@ -50,6 +50,23 @@ def apply_overrides(config: Any, overrides: Mapping[str, Any]) -> Any:
         return dataclasses.replace(config, **values)
     except ValueError as error:  # settings that do not go together
         raise UsageError(str(error)) from None
+
+
+class Threshold(NamedTuple):
+    """A threshold on data, with the name of its setting for error messages."""
+
+    setting: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.setting}={self.value}"
+
+
+def find_threshold(config: Any, setting: str | None) -> Threshold | None:
+    """Return the threshold that a variant declares by the name of a setting (`DataFilters`), or
+    None if the variant has none or the threshold is 0."""
+    value = getattr(config, setting) if setting else 0.0
+    return Threshold(setting, value) if setting and value else None
 
 
 def _parse_value(key: str, value: Any, kind: Any) -> Any:

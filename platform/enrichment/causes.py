@@ -21,6 +21,7 @@ from attune.models.base import Annotator
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
 from attune.platform.core.files import checksum
+from attune.platform.core.settings import Threshold
 from attune.platform.data.conversations import CAUSE_STREAMS
 from attune.platform.data.dataset_folder import (
     OutputFolder,
@@ -232,19 +233,20 @@ def _above_threshold(marks: pl.Series, threshold: float) -> pl.Series:
 
 
 def apply_cause_threshold(
-    samples: pl.DataFrame, folder: Path, stream: str, threshold: float
+    samples: pl.DataFrame, folder: Path, stream: str, threshold: Threshold
 ) -> pl.DataFrame:
-    """A stream's samples, marked where their annotator was at least so sure."""
+    """Return a stream's samples with marks where the annotator's probability reaches a
+    threshold."""
     if not (folder / CAUSES_FILE).exists():
         raise UsageError(
-            f"cause_threshold={threshold}: '{folder}' has no probabilities of causes; make them "
-            f"with 'attune annotate cause RUN --data DIR', or leave the marks as they are with "
-            f"cause_threshold=0"
+            f"{threshold}: '{folder}' has no probabilities of causes: add them with 'attune "
+            f"annotate cause RUN --data DIR', or keep the marks of the data with "
+            f"{threshold.setting}=0"
         )
     marks = (
         pl.scan_parquet(folder / CAUSES_FILE).filter(pl.col("stream") == stream).collect()[MARKS]
     )
-    return samples.with_columns(_above_threshold(marks, threshold))
+    return samples.with_columns(_above_threshold(marks, threshold.value))
 
 
 def cause_shares(folder: Path) -> dict[str, float]:

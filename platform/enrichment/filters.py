@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from attune.platform.core.errors import UsageError
-from attune.platform.core.settings import labels_utterances, variants_where
+from attune.platform.core.settings import Threshold, labels_utterances, variants_where
 from attune.platform.curation.curate import Size
 from attune.platform.data.conversations import SPLITS
 from attune.platform.data.dataset_folder import (
@@ -77,13 +77,13 @@ def label_distribution(dialogs: pl.DataFrame, labels: list[str]) -> dict[str, fl
     return {label: counts[label] / max(dialogs.height, 1) for label in labels}
 
 
-def keep_emotional(samples: pl.DataFrame, folder: Path, threshold: float) -> pl.DataFrame:
-    """The samples of a folder's dialogs that are at least this emotional."""
-    enough = read_emotionality(folder).filter(pl.col("emotionality") >= threshold)
+def keep_emotional(samples: pl.DataFrame, folder: Path, threshold: Threshold) -> pl.DataFrame:
+    """Return the samples of those dialogues of a folder whose emotionality reaches a threshold."""
+    enough = read_emotionality(folder).filter(pl.col("emotionality") >= threshold.value)
     kept = samples.join(enough, on="conversation_id", how="semi", maintain_order="left")
     if kept.is_empty():
         raise UsageError(
-            f"emotionality_threshold={threshold}: no dialog of train in '{folder}' is as emotional"
+            f"{threshold}: no dialogue of train in '{folder}' is that emotional; lower it"
         )
     return kept
 

@@ -31,7 +31,7 @@ from attune.models.base import CONTEXTS, RESPONSES, TextClassifier, Variant
 from attune.models.base import TextKind as Kind
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.files import checksum
-from attune.platform.core.settings import variants_where
+from attune.platform.core.settings import Threshold, variants_where
 from attune.platform.data.conversations import SPLITS, UNPAIRED
 from attune.platform.data.dataset_folder import (
     MANIFEST,
@@ -276,17 +276,18 @@ def _collect_rejects(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     }
 
 
-def read_unpaired(folder: Path, stream: str, threshold: float) -> pl.DataFrame:
-    """The contexts or the responses of a harvest that are surer than a threshold."""
+def read_unpaired(folder: Path, stream: str, threshold: Threshold) -> pl.DataFrame:
+    """Return the contexts or responses of a harvest whose emotion's probability exceeds a
+    threshold."""
     kept = [
-        piece.filter(pl.col(PROBABILITY) > threshold)
+        piece.filter(pl.col(PROBABILITY) > threshold.value)
         for piece in _pieces(folder, UNPAIRED_FILES[stream], HARVESTED.names())
     ]
     samples = pl.concat([SAMPLES.to_frame(), *(piece.select(SAMPLES.names()) for piece in kept)])
     if samples.is_empty():
         raise UsageError(
-            f"harvest_threshold={threshold}: none of the {stream} in '{folder}' is surer than that;"
-            f" lower it ('attune data harvest' with another --threshold says how many there are)"
+            f"{threshold}: no emotion of the {stream} in '{folder}' has a higher probability: "
+            f"lower it ('attune data harvest' with another --threshold counts the texts)"
         )
     return samples
 

@@ -80,9 +80,9 @@ class TextEncoder:
     @property
     def max_length(self) -> int:
         """Maximum number of subwords of an input."""
-        config = self.module.network.config
-        places = int(getattr(config, "max_position_embeddings", _UNLIMITED))
-        if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):
+        network = self.module.network.config
+        places = int(getattr(network, "max_position_embeddings", _UNLIMITED))
+        if getattr(network, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):
             places -= self.module.padding + 1  # they begin to count behind the padding's number
         return places
 

@@ -121,7 +121,8 @@ def run_datasets(run: Run, manifest: Mapping[str, Any]) -> Iterator[DatasetInput
         run.data["name"], run.data, {"num_rows": counts.get("train"), "samples": counts}, "training"
     )
     if harvest := run.data.get("harvest"):
-        threshold = {"threshold": run.config["harvest_threshold"]}
+        setting = find_variant(run.variant)[0].requirements.filters.harvest_threshold
+        threshold = {"threshold": run.config[setting]} if setting else {}
         yield _dataset_input(Path(harvest["folder"]).name, harvest, threshold, "unpaired")
 
 

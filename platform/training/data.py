@@ -1,5 +1,6 @@
 """The data a run trains on: checks before it starts, then the streams that its workers read."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from attune.models.base import (
     PAIRED,
     RESPONSES,
     Annotator,
+    DataFilters,
     DataRequirements,
     Variant,
 )
 from attune.platform.batching.encoding import Columns, unpaired_columns, with_next_turn
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.settings import Threshold, find_threshold
 from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.enrichment.causes import apply_cause_threshold
 from attune.platform.enrichment.filters import keep_emotional
@@ -37,10 +40,12 @@ from attune.platform.text.encoders import locate
 def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
     """Return the streams that a run trains on, and the valid samples."""
     folder = _check_unchanged(run, run.data)
-    valid = model.columns(read_training_samples(model.variant, folder, "valid"))
-    paired = model.columns(read_training_samples(model.variant, folder, "train"))
+    variant, config = type(model.variant), model.variant.config
+    valid = model.columns(read_training_samples(variant, config, folder, "valid"))
+    paired = model.columns(read_training_samples(variant, config, folder, "train"))
     streams: dict[str, Columns] = {PAIRED: paired}
-    for name in model.variant.requirements_for(model.variant.config).streams:
+    requirements = variant.requirements_for(config)
+    for name in requirements.streams:
         if name == FOLLOWED:
             streams[name] = with_next_turn(paired)
             if not len(streams[name]["index"]) or not len(with_next_turn(valid)["index"]):
@@ -49,32 +54,66 @@ def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
                     f"speaker: '{run.variant}' learns from such answers, and needs other data"
                 )
         elif name in (CONTEXTS, RESPONSES):
-            streams[name] = unpaired_columns(
-                model.columns(_read_unpaired_stream(run, model.variant.config, name)), name
-            )
+            texts = _read_unpaired_stream(run, requirements.filters, config, name)
+            streams[name] = unpaired_columns(model.columns(texts), name)
     return streams, valid
 
 
-def read_training_samples(variant: Variant, folder: Path, split: str) -> pl.DataFrame:
-    """Return the samples of train or valid after a variant's thresholds: only causes marked with
-    enough confidence and, in train, only emotional dialogs."""
-    samples = read_split(variant, folder, split)
-    threshold = getattr(variant.config, "cause_threshold", 0.0)
-    if threshold and CAUSES in variant.requirements_for(variant.config).columns:
-        samples = apply_cause_threshold(samples, folder, split, threshold)
-    threshold = getattr(variant.config, "emotionality_threshold", 0.0)
-    if threshold and split == "train":
-        samples = keep_emotional(samples, folder, threshold)
+def read_training_samples(
+    variant: type[Variant], config: Any, folder: Path, split: str
+) -> pl.DataFrame:
+    """Return the samples of train or valid that a variant with these settings learns from.
+
+    The only place that applies the variant's thresholds to pairs. Raises an error if the samples
+    lack the labels or causes that the variant reads.
+    """
+    requirements = variant.requirements_for(config)
+    samples = read_split_once(variant, folder, split, read_manifest(folder)["hash"])
+    filters = requirements.filters
+    emotionality = find_threshold(config, filters.emotionality_threshold)
+    if emotionality and split == "train":
+        samples = keep_emotional(samples, folder, emotionality)
+    check_labels(requirements, samples, f"{folder}, {split}")
+    if CAUSES in requirements.columns:
+        if cause := find_threshold(config, filters.cause_threshold):
+            samples = apply_cause_threshold(samples, folder, split, cause)
+        if not samples[CAUSES].explode().count():
+            raise DataError(
+                f"{folder}: no utterance in {split} is marked as a cause or as none, which this "
+                f"variant learns from: add marks with 'attune annotate cause RUN --data {folder}', "
+                f"where RUN is a run of an annotator"
+            )
     return samples
 
 
-def _read_unpaired_stream(run: Run, config: Any, stream: str) -> pl.DataFrame:
+@functools.lru_cache(2)
+def read_split_once(
+    variant: type[Variant], folder: Path, split: str, data_hash: str
+) -> pl.DataFrame:
+    """Return a split of data with this hash, unfiltered; train and valid are cached, so that a
+    process which checks, trains and tunes on the same data reads them once."""
+    assert data_hash, "part of the cache key"
+    return read_split(variant, folder, split)
+
+
+def _read_unpaired_stream(run: Run, filters: DataFilters, config: Any, stream: str) -> pl.DataFrame:
     """Return unpaired text: from the harvest if one is set, else from the data."""
     if "harvest" not in run.data:
         return read_samples(Path(run.data["folder"]), UNPAIRED_FILES[stream])
-    return read_unpaired(
-        _check_unchanged(run, run.data["harvest"]), stream, config.harvest_threshold
-    )
+    folder = _check_unchanged(run, run.data["harvest"])
+    return read_unpaired(folder, stream, _harvest_threshold(filters, config))
+
+
+def _harvest_threshold(filters: DataFilters, config: Any) -> Threshold:
+    setting = filters.harvest_threshold
+    assert setting is not None, "a variant with unpaired streams declares it"
+    return Threshold(setting, getattr(config, setting))
+
+
+def _harvest_folder(filters: DataFilters, config: Any) -> str:
+    """Return the folder of the harvest as typed; empty if none is set."""
+    assert filters.harvest is not None, "a variant with unpaired streams declares it"
+    return str(getattr(config, filters.harvest))
 
 
 def _check_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
@@ -95,51 +134,46 @@ def check_data(variant: type[Variant], name: str, config: Any, folder: Path) -> 
     requirements = variant.requirements_for(config)
     if requirements.encoder is not None:
         locate(getattr(config, requirements.encoder))
-    if issubclass(variant, Annotator) or requirements.labels == "utterances":
-        read_split(variant, folder, "train")
     unpaired = {UNPAIRED_FILES[n] for n in requirements.streams if n in UNPAIRED_FILES}
-    if unpaired and not config.harvest:
-        _check_unpaired_splits(unpaired, name, config, folder)
-    if threshold := getattr(config, "emotionality_threshold", 0.0):
-        keep_emotional(read_samples(folder, "train"), folder, threshold)
-    if CONTEXT_LABELS in requirements.columns:
+    if unpaired and not _harvest_folder(requirements.filters, config):
+        _check_unpaired_splits(unpaired, name, config, requirements.filters, folder)
+    if (
+        issubclass(variant, Annotator)
+        or requirements.labels == "utterances"
+        or {CAUSES, CONTEXT_LABELS} & set(requirements.columns)
+        or find_threshold(config, requirements.filters.emotionality_threshold)
+    ):
         for split in ("train", "valid"):
-            check_labels(requirements, read_samples(folder, split), f"{folder}, {split}")
-    if CAUSES not in requirements.columns:
-        return
-    for split in ("train", "valid"):
-        samples = read_samples(folder, split)
-        if threshold := getattr(config, "cause_threshold", 0.0):
-            samples = apply_cause_threshold(samples, folder, split, threshold)
-        if not samples["context_causes"].explode().count():
-            raise DataError(
-                f"{folder}: no utterance in {split} is marked as a cause or not, which '{name}' "
-                f"learns from: mark them with 'attune annotate cause RUN --data {folder}', RUN "
-                f"being an annotator"
-            )
+            read_training_samples(variant, config, folder, split)
 
 
-def _check_unpaired_splits(streams: set[str], name: str, config: Any, folder: Path) -> None:
+def _check_unpaired_splits(
+    streams: set[str], name: str, config: Any, filters: DataFilters, folder: Path
+) -> None:
     """Check that the data has unpaired text if no harvest is set; thresholds need a harvest."""
-    if config.harvest_threshold != type(config).harvest_threshold:
+    threshold = _harvest_threshold(filters, config)
+    if threshold != _harvest_threshold(filters, type(config)):
         raise UsageError(
-            f"harvest_threshold={config.harvest_threshold}: only a harvest's texts have "
-            f"probabilities: name one with --set harvest=DIR"
+            f"{threshold}: only the texts of a harvest have probabilities: name one with --set "
+            f"{filters.harvest}=DIR"
         )
     if missing := streams - set(read_manifest(folder)["splits"]):
         raise UsageError(
             f"'{name}' learns from unpaired text too, and {folder} has no '{min(missing)}': make "
             f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
-            f"with --set harvest=DIR"
+            f"with --set {filters.harvest}=DIR"
         )
 
 
 def harvest_record(requirements: DataRequirements, config: Any) -> dict[str, Any]:
     """Return the folder and hash of the harvest for the run record, if one is used."""
-    if not set(requirements.streams) & set(UNPAIRED_FILES) or not config.harvest:
+    filters = requirements.filters
+    if not set(requirements.streams) & set(UNPAIRED_FILES):
         return {}
-    folder = Path(config.harvest)
+    if not (name := _harvest_folder(filters, config)):
+        return {}
+    folder = Path(name)
     harvest_hash = check_harvest(folder)["hash"]
     for stream in UNPAIRED_FILES:  # raises if the threshold keeps nothing
-        read_unpaired(folder, stream, config.harvest_threshold)
+        read_unpaired(folder, stream, _harvest_threshold(filters, config))
     return {"harvest": {"folder": str(folder.absolute()), "hash": harvest_hash}}

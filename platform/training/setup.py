@@ -25,7 +25,7 @@ from attune.platform.core.settings import (
     variants_where,
 )
 from attune.platform.data import bundled
-from attune.platform.data.dataset_folder import LEXICON, TOKENS, read_manifest, read_samples
+from attune.platform.data.dataset_folder import LEXICON, TOKENS, read_manifest
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import find_data
 from attune.platform.enrichment.labels import LABELS_KEY
@@ -57,7 +57,7 @@ from attune.platform.text.subwords import Subwords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 from attune.platform.training import engine
-from attune.platform.training.data import check_data, harvest_record
+from attune.platform.training.data import check_data, harvest_record, read_split_once
 from attune.platform.training.settings import TrainingConfig, configure
 
 
@@ -131,7 +131,9 @@ def new_run(
     if first is not None:
         vocabulary = subwords.load(first.model / VOCABULARY_FILE)
     else:
-        vocabulary = _build_vocabulary(requirements.tokenizer, training, folder, manifest["hash"])
+        vocabulary = _build_vocabulary(
+            find_variant(variant)[0], requirements.tokenizer, training, folder, manifest["hash"]
+        )
     vocabulary.save(run.folder / VOCABULARY_FILE)
     if lexicon is not None:
         lexicon.save(run.folder / LEXICON_FILE)
@@ -157,7 +159,7 @@ def _read_deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[st
 
 
 def _build_vocabulary(
-    kind: str, training: TrainingConfig, folder: Path, data_hash: str
+    variant: type[Variant], kind: str, training: TrainingConfig, folder: Path, data_hash: str
 ) -> Vocabulary:
     """Return a vocabulary of words or of subwords, as the variant requires."""
     if kind == "words":
@@ -166,7 +168,7 @@ def _build_vocabulary(
         )
     if training.tokenizer is not None:
         return Subwords.read(Path(training.tokenizer))
-    return _learn_subwords(folder, data_hash, training.vocabulary_size or subwords.SIZE)
+    return _learn_subwords(variant, folder, data_hash, training.vocabulary_size or subwords.SIZE)
 
 
 @functools.lru_cache(4)
@@ -185,9 +187,8 @@ def _build_word_vocabulary(
 
 
 @functools.lru_cache(4)
-def _learn_subwords(folder: Path, data_hash: str, size: int) -> Subwords:
-    assert data_hash, "part of the cache key"
-    samples = read_samples(folder, "train")
+def _learn_subwords(variant: type[Variant], folder: Path, data_hash: str, size: int) -> Subwords:
+    samples = read_split_once(variant, folder, "train", data_hash)
     texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
     return Subwords.learn(texts.drop_nulls().unique(maintain_order=True), size)
 

@@ -1,7 +1,6 @@
 """The 41 labels: what the classifier learns from, whole corpora labelled, emotional dialogs."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -9,7 +8,7 @@ import pytest
 
 from attune.models.base import Progress
 from attune.platform.core.errors import UsageError
-from attune.platform.core.settings import find_variant
+from attune.platform.core.settings import Threshold, find_variant
 from attune.platform.data.conversations import SPLITS
 from attune.platform.data.dataset_folder import (
     MANIFEST,
@@ -300,18 +299,16 @@ def test_a_run_may_learn_from_emotional_dialogs_alone(output, data):
     samples = read_samples(out, "train")
     every = read_emotionality(out).filter(split="train")
     least = float(every["emotionality"].median())
-    kept = keep_emotional(samples, out, least)
+    kept = keep_emotional(samples, out, Threshold("emotionality_threshold", least))
     enough = every.filter(pl.col("emotionality") >= least)["conversation_id"]
     assert 0 < kept["conversation_id"].n_unique() < samples["conversation_id"].n_unique()
     assert set(kept["conversation_id"]) == set(enough)
-    variant = SimpleNamespace(
-        requirements=find_variant("meed2")[0].requirements,
-        config=SimpleNamespace(emotionality_threshold=least),
-    )
-    assert read_training_samples(variant, out, "train").equals(kept)
-    assert read_training_samples(variant, out, "valid").equals(read_samples(out, "valid"))
-    with pytest.raises(UsageError, match=r"emotionality_threshold=0.999: no dialog of train"):
-        keep_emotional(samples, out, 0.999)
+    variant = find_variant("meed2")[0]
+    config = variant.Config(emotionality_threshold=least)
+    assert read_training_samples(variant, config, out, "train").equals(kept)
+    assert read_training_samples(variant, config, out, "valid").equals(read_samples(out, "valid"))
+    with pytest.raises(UsageError, match=r"emotionality_threshold=0.999: no dialogue of train"):
+        keep_emotional(samples, out, Threshold("emotionality_threshold", 0.999))
     with pytest.raises(UsageError, match="attune annotate emotions"):
         setup.new_run(
             "meed2", data=str(data), preset="tiny", overrides={"emotionality_threshold": "0.5"}

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from attune import models
-from attune.models.base import CONTEXTS, PAIRED, RESPONSES, DataRequirements
+from attune.models.base import CONTEXTS, PAIRED, RESPONSES, DataFilters, DataRequirements
 from attune.models.dummy import Dummy, DummyConfig
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.settings import Threshold
 from attune.platform.data.conversations import UNPAIRED
 from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
 from attune.platform.data.prepare import prepare
@@ -50,7 +51,10 @@ class Unpaired(Dummy):
     """A stand-in for systems that learn from unpaired text."""
 
     Config = UnpairedConfig
-    requirements = DataRequirements(streams=(PAIRED, CONTEXTS, RESPONSES))
+    requirements = DataRequirements(
+        streams=(PAIRED, CONTEXTS, RESPONSES),
+        filters=DataFilters(harvest="harvest", harvest_threshold="harvest_threshold"),
+    )
     presets: ClassVar = {"tiny": {}, "small": {}, "paper": {}}
 
     @classmethod
@@ -169,7 +173,7 @@ def test_the_threshold_is_above_which(harvested):
     out, _ = harvested
     texts = read_samples(out, "unpaired_contexts")
     one = float(texts["probability"].sort()[10])
-    kept = read_unpaired(out, CONTEXTS, one)
+    kept = read_unpaired(out, CONTEXTS, Threshold("harvest_threshold", one))
     expected = texts.filter(pl.col("probability") > one)
     assert kept.equals(expected.drop("probability"))
     assert 0 < kept.height < 10
@@ -178,8 +182,8 @@ def test_the_threshold_is_above_which(harvested):
     assert counts["contexts"]["kept"] == sum(counts["contexts"]["emotions"].values()) == kept.height
     by_emotion = dict(expected["emotion"].value_counts().iter_rows())
     assert counts["contexts"]["emotions"] == by_emotion
-    with pytest.raises(UsageError, match=r"harvest_threshold=1.0: none of the responses"):
-        read_unpaired(out, RESPONSES, 1.0)
+    with pytest.raises(UsageError, match=r"harvest_threshold=1.0: no emotion of the responses"):
+        read_unpaired(out, RESPONSES, Threshold("harvest_threshold", 1.0))
 
 
 @pytest.mark.usefixtures("home")
@@ -307,8 +311,9 @@ def begin(prepared, **overrides):
 
 def test_a_harvest_gives_two_streams(harvested, prepared):
     out, manifest = harvested
-    threshold = min(float(read_samples(out, s)["probability"].sort()[4]) for s in UNPAIRED)
-    run = begin(prepared, harvest=str(out), harvest_threshold=threshold)
+    value = min(float(read_samples(out, s)["probability"].sort()[4]) for s in UNPAIRED)
+    threshold = Threshold("harvest_threshold", value)
+    run = begin(prepared, harvest=str(out), harvest_threshold=value)
     assert run.data["harvest"] == {"folder": str(out), "hash": manifest["hash"]}
     model = setup.build_run_model(run)
     streams, valid = load_streams(run, model)
@@ -340,7 +345,7 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
     prepare(str(tmp_path / "reddit.jsonl"), tmp_path / "plain")
     with pytest.raises(UsageError, match=r"no 'unpaired_contexts': make some with 'attune data h"):
         begin(tmp_path / "plain")
-    with pytest.raises(UsageError, match=r"=0\.5: only a harvest's texts have probabilities"):
+    with pytest.raises(UsageError, match=r"=0\.5: only the texts of a harvest have probabilities"):
         begin(prepared, harvest_threshold=0.5)
     with pytest.raises(UsageError, match="there is no harvest"):
         begin(prepared, harvest="nowhere")
