@@ -21,7 +21,6 @@ from attune.platform.core.errors import DataError
 from attune.platform.core.files import open_bytes
 
 ROWS_AT_A_TIME = 50_000
-EXTENSIONS = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 T = TypeVar("T")
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "val": "valid", "test": "test"}
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # how surrogateescape keeps what is not UTF-8

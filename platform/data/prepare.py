@@ -29,7 +29,6 @@ from attune.platform.data import bundled
 from attune.platform.data.conversations import (
     CAUSE_STREAMS,
     IN_REJECTED_CONVERSATION,
-    LABELLED,
     SPLITS,
     Checker,
     problem_kind,
@@ -42,7 +41,6 @@ from attune.platform.data.dataset_folder import (
     LEXICON,
     MANIFEST,
     REJECTS,
-    STREAMS,
     TOKENS,
     OutputFolder,
     combine_hashes,
@@ -50,7 +48,6 @@ from attune.platform.data.dataset_folder import (
     serialize_rows,
     write_manifest,
 )
-from attune.platform.data.readers import empathetic_intents
 from attune.platform.data.samples import (
     SAMPLES,
     build_cause_samples,
@@ -60,8 +57,6 @@ from attune.platform.data.samples import (
 from attune.platform.data.sources import AUTO, Source
 from attune.platform.data.token_counts import TokenCounts
 
-_STREAMS_OF = {bundled: STREAMS, empathetic_intents: tuple(LABELLED.values())}
-"""By reader, what it may say that a conversation belongs to; the others only know of splits."""
 TOKENIZER = "words: lower case, 23 contractions expanded, nltk word_tokenize"
 
 _REJECTED = (
@@ -106,7 +101,7 @@ class _Preparation:
         self.strict = strict
         self.checker = Checker(
             source.reader.EMOTION_LABELS,
-            splits=_STREAMS_OF.get(source.reader, SPLITS),
+            splits=source.reader.STREAMS,
             any_emotion=any_emotion,
         )
         self.tolerated: Counter[str] = Counter()

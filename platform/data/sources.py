@@ -9,7 +9,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.data import bundled
-from attune.platform.data.files import EXTENSIONS, extension, head, split_from_name
+from attune.platform.data.files import extension, head, split_from_name
 from attune.platform.data.readers import (
     dialogues,
     ed_causes,
@@ -31,12 +31,6 @@ OWN_FILES = ("manifest.json", "rejects.jsonl")
 SUBTITLES = ("opus", "srt")
 AUTO = "auto"
 BUNDLED = "bundled"
-_EXTENSIONS = {
-    "reccon": (".json",),
-    "ed-causes": (".jsonl",),
-    "intents": (".txt",),
-    "dialogues": (".jsonl", ".ndjson", ".json", ".csv", ".parquet"),
-}
 
 
 class Source:
@@ -88,7 +82,7 @@ def _recognise_format(source: str, form: str) -> tuple[list[Path], ModuleType]:
     paths = [path for path in files if _may_hold_data(path)]
     if form != AUTO:
         # Read as told, even where a header is wrong: the reader says what is wrong with it.
-        matching = [path for path in paths if extension(path) in _extensions(form)]
+        matching = [path for path in paths if extension(path) in READERS[form].SUFFIXES]
         if not matching:
             raise UsageError(f"no file of format '{form}' in '{root}'")
         return matching, READERS[form]
@@ -105,9 +99,8 @@ def _recognise_format(source: str, form: str) -> tuple[list[Path], ModuleType]:
             f"({', '.join(READERS)}); docs/data.md shows the form of your own dialogues"
         )
     [name] = known
-    strange = [
-        p.name for p, f in formats.items() if f is None and extension(p) in _extensions(name)
-    ]
+    suffixes = READERS[name].SUFFIXES
+    strange = [p.name for p, f in formats.items() if f is None and extension(p) in suffixes]
     if strange:
         raise UsageError(
             f"'{strange[0]}' is not {name} like the other files in '{root}': put its first line "
@@ -120,11 +113,8 @@ def _may_hold_data(path: Path) -> bool:
     """By its ending; most text files are notes, so that of those only a split's may."""
     if extension(path) == ".txt":
         return split_from_name(path) is not None
-    return extension(path) in EXTENSIONS and path.name not in OWN_FILES
-
-
-def _extensions(form: str) -> tuple[str, ...]:
-    return _EXTENSIONS.get(form, (".csv",))
+    known = {suffix for reader in READERS.values() for suffix in reader.SUFFIXES}
+    return extension(path) in known and path.name not in OWN_FILES
 
 
 def _format(path: Path) -> str | None:

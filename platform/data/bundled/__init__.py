@@ -6,8 +6,10 @@ one of the 41 labels an utterance, next turns, unpaired contexts and responses, 
 """
 
 from attune.platform.data.bundled.generator import lexicon, read
+from attune.platform.data.conversations import SPLITS, UNPAIRED
 from attune.platform.data.labels import EMOTIONS as EMOTION_LABELS
 
 NAME = "bundled"
+STREAMS = (*SPLITS, *UNPAIRED)
 
-__all__ = ["EMOTION_LABELS", "NAME", "lexicon", "read"]
+__all__ = ["EMOTION_LABELS", "NAME", "STREAMS", "lexicon", "read"]

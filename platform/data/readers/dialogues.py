@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attune.platform.core.errors import DataError, unknown_choice
-from attune.platform.data.conversations import conversations
+from attune.platform.data.conversations import SPLITS, conversations
 from attune.platform.data.files import (
     ROWS_AT_A_TIME,
     chunked,
@@ -33,6 +33,8 @@ from attune.platform.data.labels import LABELS
 
 NAME = "dialogues"
 EMOTION_LABELS = LABELS
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+STREAMS = SPLITS
 _REQUIRED = ("conversation_id", "turn", "role", "text")
 _OF_ALL = ("emotion", "situation", "split", "episode")
 _OPTIONAL = (*_OF_ALL, "label", "cause", "speaker", "start", "end")

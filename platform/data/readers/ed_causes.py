@@ -14,13 +14,15 @@ from typing import Any
 
 import polars as pl
 
-from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
+from attune.platform.data.conversations import LISTENER, SPEAKER, SPLITS, conversations
 from attune.platform.data.files import extension, lines, split_from_name
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.readers.edos import detokenize_column
 
 NAME = "ed-causes"
 EMOTION_LABELS = EMOTIONS
+SUFFIXES = (".jsonl",)
+STREAMS = SPLITS
 _NEEDED = {"conv_id": str, "utters": list, "context": str, "emotion_cause": list}
 
 

@@ -14,12 +14,20 @@ from pathlib import Path
 import polars as pl
 
 from attune.platform.core.errors import DataError, unknown_choice
-from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, split_by_hash
+from attune.platform.data.conversations import (
+    LISTENER,
+    SPEAKER,
+    SPLITS,
+    conversations,
+    split_by_hash,
+)
 from attune.platform.data.files import Record, chunked, extension, read_header, records
 from attune.platform.data.labels import EMOTIONS, LABELS
 
 NAME = "edos"
 EMOTION_LABELS = EMOTIONS
+SUFFIXES = (".csv",)
+STREAMS = SPLITS
 _DIALOG = ("os_dialog", "Dialog")
 _LABEL = ("emotion", "Agreed emotion (2/3 vote)")
 

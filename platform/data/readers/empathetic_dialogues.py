@@ -14,12 +14,14 @@ from pathlib import Path
 import polars as pl
 
 from attune.platform.core.errors import DataError
-from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
+from attune.platform.data.conversations import LISTENER, SPEAKER, SPLITS, conversations
 from attune.platform.data.files import extension, lines, split_from_name
 from attune.platform.data.labels import EMOTIONS
 
 NAME = "ed"
 EMOTION_LABELS = EMOTIONS
+SUFFIXES = (".csv",)
+STREAMS = SPLITS
 HEADER = [
     "conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance", "selfeval", "tags",
 ]  # fmt: skip

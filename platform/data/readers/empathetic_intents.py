@@ -19,6 +19,8 @@ from attune.platform.data.labels import EMOTIONS, LABELS
 
 NAME = "intents"
 EMOTION_LABELS = LABELS
+SUFFIXES = (".txt",)
+STREAMS = tuple(LABELLED.values())
 _SEPARATOR = "<SEP>"
 
 

@@ -13,12 +13,20 @@ from pathlib import Path
 import polars as pl
 
 from attune.platform.core.errors import unknown_choice
-from attune.platform.data.conversations import LISTENER, SPEAKER, conversations, whole_conversations
+from attune.platform.data.conversations import (
+    LISTENER,
+    SPEAKER,
+    SPLITS,
+    conversations,
+    whole_conversations,
+)
 from attune.platform.data.files import Record, chunked, extension, records, split_from_name
 from attune.platform.data.labels import EMOTIONS, MELD_LABELS
 
 NAME = "meld"
 EMOTION_LABELS = EMOTIONS
+SUFFIXES = (".csv",)
+STREAMS = SPLITS
 _COLUMNS = (
     "Utterance", "Speaker", "Emotion", "Dialogue_ID", "Utterance_ID", "Season", "Episode",
     "StartTime", "EndTime",

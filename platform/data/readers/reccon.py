@@ -15,13 +15,15 @@ import polars as pl
 
 from attune.platform.core.errors import DataError, unknown_choice
 from attune.platform.core.files import open_bytes
-from attune.platform.data.conversations import LISTENER, SPEAKER, conversations
+from attune.platform.data.conversations import LISTENER, SPEAKER, SPLITS, conversations
 from attune.platform.data.files import extension, split_from_name
 from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
 from attune.platform.data.readers.edos import detokenize_column
 
 NAME = "reccon"
 EMOTION_LABELS = EMOTIONS
+SUFFIXES = (".json",)
+STREAMS = SPLITS
 _MISSPELT = {
     "happines": "happiness",
     "happy": "happiness",
