@@ -35,7 +35,7 @@ from attune.platform.evaluation import (
 )
 from attune.platform.evaluation.evaluate import Evaluation, evaluate
 from attune.platform.evaluation.profiles import select_samples
-from attune.platform.runs.model import check_labels, load_model, read_split
+from attune.platform.runs.model import check_labels, load_model, load_model_once, read_split
 from attune.platform.runs.record import Run
 from attune.platform.text import encoders
 
@@ -104,7 +104,8 @@ def evaluate_run(
         answers.write(evaluation.answers, path)
         return _result(run, split, None, path, evaluation.signature, evaluation.metrics)
     conditions = conditions or Conditions()
-    evaluation = _evaluate_answers(run, folder, split, conditions, track)
+    model_folder = _find_model(run, conditions.stage)
+    evaluation = evaluate_answers(model_folder, folder, split, conditions, track=track)
     name = _answers_file(split, conditions, other_data)
     # `answer` holds tokens already: under this name they are scored as they are.
     table = evaluation.answers.with_columns(answer_tokens=pl.col("answer"))
@@ -115,6 +116,42 @@ def evaluate_run(
         run, split, conditions.decoding.method, run.folder / "answers" / name, signature,
         evaluation.metrics | more,
     )  # fmt: skip
+
+
+def evaluate_answers(
+    model_folder: Path,
+    data: Path,
+    split: str,
+    conditions: Conditions | None = None,
+    *,
+    contexts: int | None = None,
+    keep_model: bool = False,
+    track: Track = ignore_progress,
+) -> Evaluation:
+    """Load a dialogue model, answer a split (or some `contexts` of it) and compute the metrics.
+
+    With `keep_model` the model stays in memory for the next call.
+    """
+    conditions = conditions or Conditions()
+    model = (load_model_once if keep_model else load_model)(model_folder)
+    variant = model.variant
+    assert isinstance(variant, DialogueVariant)
+    samples = select_samples(conditions.profile, read_samples(data, split))
+    if samples.is_empty():
+        raise UsageError(f"the split '{split}' of {data} has no samples: choose another")
+    if contexts is not None:
+        samples = samples.sample(min(contexts, samples.height), seed=0)
+    check_labels(variant.requirements_for(variant.config), samples, f"{data}, {split}")
+    return evaluate(
+        variant,
+        samples,
+        model.columns(samples),
+        model.vocabulary,
+        conditions.decoding,
+        progress=track("answers", f"{model_folder.parent.name} on {split}", samples.height),
+        controls=conditions.controls,
+        oracle=PROFILES[conditions.profile].tells_truth,
+    )
 
 
 def evaluate_file(
@@ -203,31 +240,16 @@ def _evaluation_data(
     return folder, {} if is_own else {"data": data_hash}
 
 
-def _evaluate_answers(
-    run: Run, folder: Path, split: str, conditions: Conditions, track: Track
-) -> Evaluation:
-    stage, stages = conditions.stage, run.kept_stages()
-    if stage is not None and stage not in stages:
-        if not stages:
-            raise UsageError(f"'{run.name}' has no earlier stages: leave --stage out")
+def _find_model(run: Run, stage: str | None) -> Path:
+    """Return the folder of the final model, or of the best one of an earlier stage."""
+    stages = run.kept_stages()
+    if stage is None:
+        return run.model
+    if not stages:
+        raise UsageError(f"'{run.name}' has no earlier stages: leave --stage out")
+    if stage not in stages:
         raise UsageError(unknown_choice("earlier stage", stage, stages))
-    model = load_model(run.model if stage is None else run.stage_model(stage))
-    variant = model.variant
-    assert isinstance(variant, DialogueVariant)
-    samples = select_samples(conditions.profile, read_samples(folder, split))
-    if samples.is_empty():
-        raise UsageError(f"the split '{split}' of {folder} has no samples: choose another")
-    check_labels(variant.requirements_for(variant.config), samples, f"{folder}, {split}")
-    return evaluate(
-        variant,
-        samples,
-        model.columns(samples),
-        model.vocabulary,
-        conditions.decoding,
-        progress=track("answers", f"{run.name} on {split}", samples.height),
-        controls=conditions.controls,
-        oracle=PROFILES[conditions.profile].tells_truth,
-    )
+    return run.stage_model(stage)
 
 
 def _evaluate_causes(

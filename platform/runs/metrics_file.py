@@ -6,15 +6,65 @@ from pathlib import Path
 from typing import Any
 
 
+class LineFollower:
+    """Reads the complete lines of a growing file, each once.
+
+    A resumed run rewrites its metrics file without the lines after its checkpoint; the lines that
+    it keeps are not returned again.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._end, self._last_line = 0, b""
+        self._hashes: list[int] = []
+        """One for each line read, to find the kept lines of a rewritten file."""
+
+    def read_new_lines(self) -> list[str]:
+        """Return the lines since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._end - len(self._last_line))
+                is_rewritten = file.read(len(self._last_line)) != self._last_line
+                if is_rewritten:
+                    file.seek(0)
+                lines = [line for line in file if line.endswith(b"\n")]  # the last may be partial
+        except FileNotFoundError:
+            return []
+        if is_rewritten:
+            known, self._end, self._last_line, self._hashes = self._hashes, 0, b"", []
+            kept = _common_prefix_length(known, [hash(line) for line in lines])
+            self._advance(lines[:kept])
+            lines = lines[kept:]
+        self._advance(lines)
+        return [line.decode().removesuffix("\n") for line in lines]
+
+    def _advance(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._end += len(line)
+            self._last_line = line
+            self._hashes.append(hash(line))
+
+
+class MetricsFollower(LineFollower):
+    """Reads the parsed lines of a growing metrics file, each once."""
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Return the lines since the last call; a damaged one, of a killed process, is skipped."""
+        parsed = []
+        for line in self.read_new_lines():
+            try:
+                parsed.append(json.loads(line))
+            except ValueError:
+                continue
+        return parsed
+
+
 class MetricsFile:
     """Appends lines; a resumed run first removes those of steps after its checkpoint."""
 
     def __init__(self, path: Path, done: int):
         self.path = path
-        kept = [line for line in read_lines(path) if json.loads(line)["step"] <= done]
-        new = path.with_suffix(".new")
-        new.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        new.replace(path)
+        write_metrics(path, [line for line in read_metrics(path) if line["step"] <= done])
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
         """Append one line."""
@@ -23,14 +73,19 @@ class MetricsFile:
             file.write(json.dumps(line) + "\n")
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the complete lines of a file that may be growing."""
-    if not path.exists():
-        return []
-    *whole, _ = path.read_text(encoding="utf-8").split("\n")  # the last may be half-written
-    return whole
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return all logged lines, parsed."""
-    return [json.loads(line) for line in read_lines(path)]
+    return MetricsFollower(path).read_new()
+
+
+def write_metrics(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Replace the file by one with these lines."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    new.replace(path)
+
+
+def _common_prefix_length(known: list[int], current: list[int]) -> int:
+    pairs = zip(known, current, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other),
+                min(len(known), len(current)))  # fmt: skip

@@ -1,13 +1,14 @@
 """Runs in MLflow: settings, metrics, artifacts and models.
 
 Only the process that drives a run connects to MLflow. Workers append lines to the run's metrics
-file, and a `Sender` sends them: a slow or unreachable store delays nothing and loses nothing.
+file, and a `TrackingQueue` sends them: a slow or unreachable store delays and loses nothing.
 All calls use a client with explicit run ids; MLflow's global state is not changed.
 """
 
 import attune.platform.tracking.environment  # noqa: F401 - before MLflow, which reads them
 from attune.platform.tracking.connection import open_experiment, open_run, short_timeouts, store_uri
 from attune.platform.tracking.models import add_version
+from attune.platform.tracking.queue import TrackingQueue
 from attune.platform.tracking.run_logging import (
     create_run,
     finish_group,
@@ -21,10 +22,9 @@ from attune.platform.tracking.run_logging import (
     tag_run,
 )
 from attune.platform.tracking.run_metadata import job_tags
-from attune.platform.tracking.sender import Sender
 
 __all__ = [
-    "Sender",
+    "TrackingQueue",
     "add_version",
     "create_run",
     "finish_group",

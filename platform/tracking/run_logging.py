@@ -30,7 +30,7 @@ from attune.platform.tracking.connection import (
     without_password,
 )
 from attune.platform.tracking.models import log_model
-from attune.platform.tracking.sender import Sender
+from attune.platform.tracking.queue import TrackingQueue
 
 MAX_PARAMS = 100
 """MLflow's limit per request."""
@@ -201,8 +201,9 @@ def log_picture(run: Run, path: Path, metrics: Mapping[str, float]) -> None:
 
 def flush_run(run: Run, timeout: float) -> int:
     """Send the unsent metrics of a past run; return the number of lines that are still unsent."""
-    with Sender(run) as sender:
-        left = sender.close(timeout)
+    with TrackingQueue() as queue:
+        queue.start_sending(run)
+        left = queue.close(timeout).get(run.name, 0)
     if not left and run.status != "running":
         with open_run(run) as (client, run_id):
             known = client.get_run(run_id).info.status

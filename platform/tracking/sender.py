@@ -1,157 +1,78 @@
-"""Send the metrics of a run's file to the store, and retry while it is unreachable."""
+"""Send the metrics of a run's file to the tracking store."""
 
-import json
-import logging
-import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
+from attune.platform.runs.metrics_file import MetricsFollower
 from attune.platform.runs.record import Run
-from attune.platform.tracking.connection import run_client, summarize_error
+from attune.platform.tracking.connection import run_client
 from attune.platform.tracking.run_metadata import to_metrics
 
 MAX_METRICS = 1000
 """MLflow's limit per request."""
-PAUSE, MAX_PAUSE = 1.0, 60.0
-"""Seconds between reads of the metrics file; at most between retries."""
-
-log = logging.getLogger(__name__)
 
 
-class Sender:
-    """Sends what a run logs, each step of each metric once, from a thread of its own.
-
-    Failures of the store do not affect training: what could not be sent is retried. Leaving the
-    `with` does not wait for an unreachable store; `close` does, and returns how much is left.
-    """
+class MetricsSender:
+    """Sends what a run logs, each step of each metric once."""
 
     def __init__(self, run: Run):
         self.run = run
-        self._reader = _LineReader(run.metrics_file)
-        self._sent: dict[str, set[int]] = {}
+        self._follower = MetricsFollower(run.metrics_file)
+        self._unsent: list[dict[str, Any]] = []
+        self._stored_steps: dict[str, set[int]] = {}
         """The steps that the store has, by metric."""
-        self._closing, self._abandoned = threading.Event(), threading.Event()
-        self._thread = threading.Thread(
-            target=self._send_until_closed, name="tracking", daemon=True
-        )
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def send(self) -> None:
+        """Send all unsent lines; what a failing store did not confirm stays unsent."""
+        self._unsent += self._follower.read_new()
+        try:
+            while self._unsent:
+                self._send_batch()
+        except Exception:
+            self._stored_steps.clear()  # it may have stored what it did not confirm
+            raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._closing.set()
-        self._thread.join(PAUSE)
+    def count_unsent(self) -> int:
+        """Return the number of lines that the store has not confirmed."""
+        self._unsent += self._follower.read_new()
+        return len(self._unsent)
 
-    def close(self, timeout: float) -> int:
-        """Send the rest within `timeout` seconds; return the number of unsent lines."""
-        self._closing.set()
-        self._thread.join(timeout)
-        self._abandoned.set()
-        return sum(
-            any(metric.step not in self._sent.get(metric.key, ()) for metric in _parse_line(line))
-            for line in self._reader.read_new()
-        )
+    def _send_batch(self) -> None:
+        count, batch = 0, dict[tuple[int, str], Metric]()
+        for line in self._unsent:
+            metrics = [m for m in _line_metrics(line) if m.step not in self._query_steps(m.key)]
+            if batch and len(batch) + len(metrics) > MAX_METRICS:
+                break
+            count += 1
+            for metric in metrics:
+                batch.setdefault((metric.step, metric.key), metric)
+        self._log_metrics(batch.values())
+        del self._unsent[:count]
 
-    def _send_until_closed(self) -> None:
-        pause = PAUSE
-        while not self._abandoned.is_set():
-            closing = self._closing.is_set()  # read first: all that was written before is sent
-            try:
-                self._send()
-            except Exception as error:  # whatever it is, training continues
-                if pause == PAUSE:
-                    log.warning(
-                        "the tracking store %s does not answer (%s): metrics are kept in %s and "
-                        "sent when it does",
-                        self.run.tracking, summarize_error(error), self.run.metrics_file,
-                    )  # fmt: skip
-                # It may have stored what it did not confirm: query its steps again.
-                self._sent.clear()
-                pause = min(2 * pause, MAX_PAUSE)
-                if closing:
-                    self._abandoned.wait(PAUSE)
-                else:
-                    self._closing.wait(pause)
-            else:
-                if closing:
-                    return
-                pause = PAUSE
-                self._closing.wait(pause)
-
-    def _send(self) -> None:
-        lines: list[bytes] = []
-        metrics: dict[tuple[int, str], Metric] = {}
-        for line in self._reader.read_new():
-            unsent = [m for m in _parse_line(line) if m.step not in self._stored_steps(m.key)]
-            if len(metrics) + len(unsent) > MAX_METRICS:
-                self._deliver(lines, metrics.values())
-                lines, metrics = [], {}
-            lines.append(line)
-            for metric in unsent:
-                metrics.setdefault((metric.step, metric.key), metric)
-        self._deliver(lines, metrics.values())
-
-    def _deliver(self, lines: Iterable[bytes], metrics: Iterable[Metric]) -> None:
+    def _log_metrics(self, metrics: Iterable[Metric]) -> None:
         batch = list(metrics)
-        if batch:
-            client, run_id = self._client
-            client.log_batch(run_id, metrics=batch)
+        if not batch:
+            return
+        client, run_id = self._client
+        client.log_batch(run_id, metrics=batch)
         for metric in batch:
-            self._sent[metric.key].add(metric.step)
-        for line in lines:
-            self._reader.advance(line)
+            self._stored_steps[metric.key].add(metric.step)
 
-    def _stored_steps(self, key: str) -> set[int]:
-        if key not in self._sent:
+    def _query_steps(self, key: str) -> set[int]:
+        if key not in self._stored_steps:
             client, run_id = self._client
-            self._sent[key] = {metric.step for metric in client.get_metric_history(run_id, key)}
-        return self._sent[key]
+            history = client.get_metric_history(run_id, key)
+            self._stored_steps[key] = {metric.step for metric in history}
+        return self._stored_steps[key]
 
     @cached_property
     def _client(self) -> tuple[MlflowClient, str]:
         return run_client(self.run)
 
 
-class _LineReader:
-    """Reads the complete lines of a growing file; starts over if the file was rewritten."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._end, self._last = 0, b""
-
-    def read_new(self) -> list[bytes]:
-        """Return all lines after the current position."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._end - len(self._last))
-                if file.read(len(self._last)) != self._last:
-                    self._end, self._last = 0, b""
-                    file.seek(0)
-                return [line for line in file if line.endswith(b"\n")]  # the last may be incomplete
-        except FileNotFoundError:
-            return []
-
-    def advance(self, line: bytes) -> None:
-        """Move the position past this line, the first of `read_new`."""
-        self._end += len(line)
-        self._last = line
-
-
-def _parse_line(line: bytes) -> list[Metric]:
-    try:
-        content = json.loads(line)
-        return list(to_metrics(content["metrics"], content["time"], content["step"]))
-    except (ValueError, KeyError, TypeError):  # a partial line of a worker that died
-        return []
+def _line_metrics(line: Mapping[str, Any]) -> list[Metric]:
+    return list(to_metrics(line["metrics"], line["time"], line["step"]))

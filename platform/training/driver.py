@@ -18,6 +18,7 @@ from attune.platform.core.logging import current_job
 from attune.platform.core.settings import find_variant
 from attune.platform.data.dataset_folder import read_manifest, read_samples
 from attune.platform.runs.log import log_file, write_log
+from attune.platform.runs.metrics_file import LineFollower, MetricsFollower
 from attune.platform.runs.record import Run
 from attune.platform.services import cluster
 from attune.platform.serving.responder import Responder
@@ -48,16 +49,17 @@ def train_all(runs: Sequence[Run], show: ShowLine) -> list[Run]:
             held.enter_context(_lock_run(run))
         _connect(runs)
         started = [_start(run) for run in runs]
-        with ExitStack() as sending:
-            senders = [sending.enter_context(tracking.Sender(run)) for run in started]
+        with tracking.TrackingQueue() as queue:
+            for run in started:
+                queue.start_sending(run)
             failures = _train_and_watch(started, show)
+        unsent = queue.close(SEND_TIMEOUT)
         ended = []
-        for run, sender in zip(started, senders, strict=True):
-            unsent = sender.close(SEND_TIMEOUT)
+        for run in started:
             ended.append(_finish(run, failures.get(run.name)))
             tracking.finish_run(ended[-1], sample_answers(ended[-1]))
-            if unsent:
-                show(run.name, {"message": _unsent_message(run, unsent)})
+            if lines := unsent.get(run.name):
+                show(run.name, {"message": _unsent_message(run, lines)})
     for failure in failures.values():
         raise failure
     return ended
@@ -122,7 +124,7 @@ def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseExcep
     ]
     for thread in threads:
         thread.start()
-    lines = [_LogFollower(run) for run in runs]
+    lines = [_RunDisplay(run) for run in runs]
     while alive := [thread for thread in threads if thread.is_alive()]:
         try:
             alive[0].join(POLL_SECONDS)
@@ -144,12 +146,15 @@ def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseExcep
     return failures
 
 
-class _LogFollower:
-    """Shows each line of a run's metrics and log once, reading only what was appended."""
+class _RunDisplay:
+    """Shows each new line of a run's metrics and log once."""
 
     def __init__(self, run: Run):
         self.run = run
-        self.read = {path: _size(path) for path in self._followed_files()}
+        self.metrics = MetricsFollower(run.metrics_file)
+        self.log = LineFollower(log_file(run))
+        self.metrics.read_new()  # an earlier driver has shown these
+        self.log.read_new_lines()
         self.has_plan = False
         """Whether its workers have started."""
         self.was_waiting = self.reported_waiting = False
@@ -167,28 +172,9 @@ class _LogFollower:
             plan = json.loads((self.run.folder / PLAN).read_text(encoding="utf-8"))
             show(self.run.name, plan)
             self.has_plan = True
-        for path in self._followed_files():
-            for line in self._read_new_lines(path):
-                logged = json.loads(line) if path.suffix == ".jsonl" else {"message": line}
-                show(self.run.name, logged)
-
-    def _read_new_lines(self, path: Path) -> list[str]:
-        size = _size(path)
-        if size <= self.read[path]:  # a restarted worker drops lines that were already shown
-            self.read[path] = size
-            return []
-        with path.open("rb") as file:
-            file.seek(self.read[path])
-            whole, end, _ = file.read().rpartition(b"\n")  # the last may be half-written
-        self.read[path] += len(whole) + len(end)
-        return whole.decode().split("\n") if end else []
-
-    def _followed_files(self) -> tuple[Path, Path]:
-        return self.run.metrics_file, log_file(self.run)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+        logged = [{"message": text} for text in self.log.read_new_lines()]
+        for line in self.metrics.read_new() + logged:
+            show(self.run.name, line)
 
 
 def _finish(run: Run, failure: BaseException | None) -> Run:

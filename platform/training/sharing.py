@@ -14,7 +14,7 @@ from typing import Any
 
 from attune.platform.core.settings import find_variant
 from attune.platform.runs.log import write_log
-from attune.platform.runs.metrics_file import read_lines
+from attune.platform.runs.metrics_file import read_metrics, write_metrics
 from attune.platform.runs.model import MODEL_DESCRIPTION, MODEL_WEIGHTS
 from attune.platform.runs.record import Run
 from attune.platform.training import checkpoints
@@ -87,9 +87,8 @@ def _copy_stages(other: Run, run: Run, last: str) -> None:
             shutil.copytree(other.stage_model(stage), new)
             _update_config(new / MODEL_DESCRIPTION, run.config)
             new.replace(whole)
-    lines = read_lines(other.metrics_file)
-    kept = [line for line in lines if json.loads(line)["step"] <= state.total]
-    run.metrics_file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    lines = read_metrics(other.metrics_file)
+    write_metrics(run.metrics_file, [line for line in lines if line["step"] <= state.total])
     checkpoints.write_checkpoint(
         run.checkpoints,
         state,

@@ -10,9 +10,7 @@ from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import apply_overrides, find_variant
-from attune.platform.data.dataset_folder import read_samples
-from attune.platform.evaluation.evaluate import evaluate
-from attune.platform.runs.model import load_model_once
+from attune.platform.evaluation.evaluate_run import Conditions, evaluate_answers
 from attune.platform.runs.record import Run, find_run
 from attune.platform.services import cluster
 from attune.platform.services import tasks as ray_tasks
@@ -34,16 +32,12 @@ class Trial:
 
 
 def measure_trial(trial: Trial) -> tuple[int, dict[str, float]]:
-    """What is measured of the answers."""
-    model = load_model_once(Path(trial.model))
-    assert isinstance(model.variant, DialogueVariant)
-    samples = read_samples(Path(trial.data), trial.split)
-    if trial.contexts is not None:
-        samples = samples.sample(min(trial.contexts, samples.height), seed=0)
-    decoding = apply_overrides(Decoding(), trial.settings)
-    metrics = evaluate(
-        model.variant, samples, model.columns(samples), model.vocabulary, decoding
-    ).metrics
+    """Return the trial's number and the metrics of its answers."""
+    conditions = Conditions(decoding=apply_overrides(Decoding(), trial.settings))
+    metrics = evaluate_answers(
+        Path(trial.model), Path(trial.data), trial.split, conditions,
+        contexts=trial.contexts, keep_model=True,
+    ).metrics  # fmt: skip
     return trial.number, {name: float(v) for name, v in metrics.items() if v is not None}
 
 

@@ -20,7 +20,7 @@ from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.logging import TRIAL
 from attune.platform.core.settings import find_variant
 from attune.platform.runs.log import write_log
-from attune.platform.runs.metrics_file import read_metrics
+from attune.platform.runs.metrics_file import MetricsFollower, read_metrics
 from attune.platform.runs.record import Run, read_run
 from attune.platform.services import cluster
 from attune.platform.training import checkpoints
@@ -264,24 +264,28 @@ def _train_with_workers(task: Task, run: Run, reporter: MetricReporter) -> None:
 
 
 def follow_metrics(run: Run, thread: threading.Thread) -> Iterator[tuple[int, dict[str, float]]]:
-    """The lines that come after the last checkpoint, as they come; each step's once, though workers
-    that died do it again."""
+    """Yield step and metrics of each line logged after the last checkpoint, until the thread ends.
+
+    A step that restarted workers repeat is yielded once. A validation is yielded when its
+    checkpoint exists, because it may be repeated until then.
+    """
     done = _last_checkpoint_step(run)
-    seen: set[tuple[int, bool]] = set()
-    alive = True
-    while alive:
+    follower = MetricsFollower(run.metrics_file)
+    pending: dict[tuple[int, bool], dict[str, float]] = {}
+    yielded: set[tuple[int, bool]] = set()
+    is_alive = True
+    while is_alive:
         thread.join(POLL_SECONDS)
-        alive = thread.is_alive()
-        for line in read_metrics(run.metrics_file):
-            step, validated = line["step"], is_validation(line["metrics"])
-            # A look whose checkpoint is not there yet may be lost again.
-            if (
-                (step, validated) not in seen
-                and step > done
-                and not (validated and step > _last_checkpoint_step(run))
-            ):
-                seen.add((step, validated))
-                yield step, line["metrics"]
+        is_alive = thread.is_alive()
+        checkpoint_step = _last_checkpoint_step(run)  # before its lines are read
+        for line in follower.read_new():
+            key = line["step"], is_validation(line["metrics"])
+            if line["step"] > done and key not in yielded:
+                pending[key] = line["metrics"]
+        for step, is_valid in list(pending):
+            if not is_valid or step <= checkpoint_step:
+                yielded.add((step, is_valid))
+                yield step, pending.pop((step, is_valid))
 
 
 def _last_checkpoint_step(run: Run) -> int:
@@ -290,25 +294,19 @@ def _last_checkpoint_step(run: Run) -> int:
 
 
 def measure_answers(run: Run, metrics: tuple[str, ...]) -> None:
-    """Add to a finished run's result what only its answers to valid tell."""
+    """Add the metrics that need answers to all of valid to a finished run's result."""
     path = run.folder / RESULT
     result = json.loads(path.read_text(encoding="utf-8"))
     if all(name in result["metrics"] for name in metrics):
         return
-    from attune.platform.data.dataset_folder import read_samples
-    from attune.platform.evaluation.evaluate import evaluate
-    from attune.platform.runs.model import load_model
-
-    model = load_model(run.model)
-    if not isinstance(model.variant, DialogueVariant):
+    if not issubclass(find_variant(run.variant)[0], DialogueVariant):
         raise WrongMetricError(
             f"'{run.variant}' does not answer: {', '.join(metrics)} cannot be measured"
         )
-    samples = read_samples(Path(run.data["folder"]), "valid")
-    answer_metrics = evaluate(
-        model.variant, samples, model.columns(samples), model.vocabulary
-    ).metrics
-    result["metrics"] |= {f"valid_{name}": answer_metrics[name] for name in FINAL_METRICS}
+    from attune.platform.evaluation.evaluate_run import evaluate_answers
+
+    measured = evaluate_answers(run.model, Path(run.data["folder"]), "valid").metrics
+    result["metrics"] |= {f"valid_{name}": measured[name] for name in FINAL_METRICS}
     new = path.with_suffix(".answers")
     new.write_text(json.dumps(result), encoding="utf-8")
     new.replace(path)

@@ -173,7 +173,7 @@ def home(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
     # A machine that is busy with other tests may take long for what a client gives seconds.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(PATIENCE))
-    monkeypatch.setattr("attune.platform.tracking.sender.PAUSE", 0.05)
+    monkeypatch.setattr("attune.platform.tracking.queue.PAUSE", 0.05)
     return tmp_path / "home"
 
 
@@ -208,10 +208,11 @@ def logged(client, run, key):
 def log_all(folder):
     """What the process that drives a run does, while its workers log."""
     run = read_run(Path(folder))
-    with tracking.Sender(run) as sender:
+    with tracking.TrackingQueue() as queue:
+        queue.start_sending(run)
         for first in range(1, STEPS, 50):
             write(run, first, first + 49)
-        assert sender.close(PATIENCE) == 0
+        assert queue.close(PATIENCE) == {}
 
 
 def test_the_server_lets_in_who_may_come_in(server):
@@ -237,21 +238,22 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
     trained, ended = new_run("trained-on"), new_run("ended-alone")
     client = MlflowClient(tracking_uri=server.address)
     write(ended, 1, 20)
-    with tracking.Sender(trained) as sender:
+    with tracking.TrackingQueue() as queue:
+        queue.start_sending(trained)
         write(trained, 1, 50)
         while 50 not in logged(client, trained, "loss"):
-            assert sender._thread.is_alive()
+            assert queue._thread.is_alive()
         server.stop()
         assert server.status() is None
         write(trained, 51, 100)  # training goes on
-        with tracking.Sender(ended) as other:  # and another run comes to its end
-            pass
-        assert other.close(0.1) == 20
+        with tracking.TrackingQueue() as other:  # another run ends meanwhile
+            other.start_sending(ended)
+        assert other.close(0.1) == {ended.name: 20}
         ended = ended.update(status="finished", result={"best_step": 20, "steps": 20, "seconds": 1})
         assert not tracking.finish_run(ended, pl.DataFrame({"answer": ["oh"]}))
         server.start()
         write(trained, 101, 150)
-        assert sender.close(PATIENCE) == 0
+        assert queue.close(PATIENCE) == {}
     assert logged(client, trained, "loss") == {s: 1 / s for s in range(1, 151)}
 
     assert tracking.flush_run(ended, PATIENCE) == 0

@@ -1,5 +1,6 @@
 """What MLflow gets to see, in a real store; a server that is away is played by its client."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -48,7 +49,7 @@ def home(tmp_path, empty_store, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(place))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)  # where MLflow would make stores of its own
-    monkeypatch.setattr("attune.platform.tracking.sender.PAUSE", 0.01)
+    monkeypatch.setattr("attune.platform.tracking.queue.PAUSE", 0.01)
     return place
 
 
@@ -119,9 +120,17 @@ def table(client, run):
     return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
 
+@contextlib.contextmanager
+def sending(*runs):
+    with tracking.TrackingQueue() as queue:
+        for run in runs:
+            queue.start_sending(run)
+        yield queue
+
+
 def send(run):
-    with tracking.Sender(run) as sender:
-        return sender.close(PATIENCE)
+    with sending(run) as queue:
+        return queue.close(PATIENCE)
 
 
 class Faults:
@@ -244,23 +253,23 @@ def test_who_comes_first_to_a_new_home_at_once_all_find_a_store(tmp_path, monkey
 
 def test_every_step_is_sent_once(run, client):
     write(run, range(1, 571))  # 1,767 metrics: more than one batch
-    with tracking.Sender(run) as sender:
+    with sending(run) as queue:
         write(run, range(571, 601))
-        assert sender.close(PATIENCE) == 0
+        assert queue.close(PATIENCE) == {}
     assert steps(client, run) == list(range(1, 601))
     assert steps(client, run, "valid_loss") == list(range(10, 601, 10))
     # The run goes on from step 590: other times, so that a second copy would be a second row.
     run.metrics_file.unlink()
     write(run, range(1, 591))
     write(run, range(591, 621), time=7)
-    assert send(run) == 0
+    assert send(run) == {}
     assert steps(client, run) == list(range(1, 621))
     assert steps(client, run, "valid_loss") == list(range(10, 621, 10))
 
 
 def test_a_file_that_is_written_anew_while_it_is_sent(run, client, faults):
     write(run, range(1, 31), time=10**12)
-    with tracking.Sender(run) as sender:
+    with sending(run) as queue:
         assert faults.over.wait(PATIENCE)
         # Longer than it was when the sender looks again, so that its size tells nothing, and with
         # shorter lines, so that whoever went on at the old place would miss some.
@@ -269,7 +278,7 @@ def test_a_file_that_is_written_anew_while_it_is_sent(run, client, faults):
         write(run, range(11, 91), path=new)
         assert new.stat().st_size > run.metrics_file.stat().st_size
         new.replace(run.metrics_file)
-        assert sender.close(PATIENCE) == 0
+        assert queue.close(PATIENCE) == {}
     assert steps(client, run) == list(range(1, 91))
     assert len(faults.stored) == len(set(faults.stored))
 
@@ -277,10 +286,10 @@ def test_a_file_that_is_written_anew_while_it_is_sent(run, client, faults):
 def test_closing_waits_for_a_store_that_comes_back(run, client, faults):
     faults.away = True
     write(run, range(1, 31))
-    with tracking.Sender(run) as sender:
+    with sending(run) as queue:
         assert faults.failed.wait(PATIENCE)
     faults.away = False
-    assert sender.close(PATIENCE) == 0
+    assert queue.close(PATIENCE) == {}
     assert steps(client, run) == list(range(1, 31))
 
 
@@ -291,19 +300,19 @@ def test_half_a_line_waits_and_a_damaged_one_is_passed_over(run, client, faults)
     write(run, [5])
     with run.metrics_file.open("a") as file:
         file.write('{"step": 6, "time": 6, "metrics"')
-    with tracking.Sender(run) as sender:
+    with sending(run) as queue:
         assert faults.over.wait(PATIENCE)
         assert steps(client, run) == [1, 2, 5]
         with run.metrics_file.open("a") as file:
             file.write(': {"loss": 1.0}}\n')
-        assert sender.close(PATIENCE) == 0
+        assert queue.close(PATIENCE) == {}
     assert steps(client, run) == [1, 2, 5, 6]
 
 
 def test_values_that_are_no_numbers(run, client):
     values = {"nan": float("nan"), "infinite": float("inf"), "none": None, "name": "x"}
     run.metrics_file.write_text(json.dumps({"step": 1, "time": 1, "metrics": values}) + "\n")
-    assert send(run) == 0
+    assert send(run) == {}
     for key in ("nan", "infinite"):
         [metric] = client.get_metric_history(run.run_id, key)
         assert metric.value != metric.value
@@ -313,10 +322,10 @@ def test_a_store_that_fails_now_and_then_loses_and_doubles_nothing(run, client, 
     # "unconfirmed": the store has the metrics, but the answer was lost on the way.
     faults.planned = ["away", "away", "unconfirmed", "away", "unconfirmed"]
     write(run, range(1, 401))
-    with tracking.Sender(run) as sender:
+    with sending(run) as queue:
         assert faults.over.wait(PATIENCE)
         write(run, range(401, 421))
-        assert sender.close(PATIENCE) == 0
+        assert queue.close(PATIENCE) == {}
     assert not faults.planned
     assert steps(client, run) == list(range(1, 421))
     assert len(faults.stored) == len(set(faults.stored))
@@ -325,9 +334,9 @@ def test_a_store_that_fails_now_and_then_loses_and_doubles_nothing(run, client, 
 def test_an_unavailable_store_gets_the_metrics_later(run, client, faults):
     faults.away = True
     write(run, range(1, 31))
-    with tracking.Sender(run) as sender:
+    with sending(run) as queue:
         assert faults.failed.wait(PATIENCE)
-    assert sender.close(0.1) == 33
+    assert queue.close(0.1) == {run.name: 33}
     ended = run.update(status="stopped", result=RESULT)
     assert not tracking.finish_run(ended, pl.DataFrame({"answer": ["oh"]}))
     assert client.get_run(run.run_id).info.status == "RUNNING"
