@@ -13,8 +13,8 @@ from attune.ui import compare_tab
 from attune.ui.run_catalog import RunCatalog
 
 STYLE = Path(__file__).with_name("page.css")
-HEADER = """<header><h1>Attune</h1><p>Talk to your runs, and compare how each of them answers and
-which emotion it reads.</p></header>"""
+HEADER = """<header><h1>Attune</h1><p>Talk to several runs at once, and compare their answers and
+the emotions they predict.</p></header>"""
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 MONO = ("ui-monospace", "Menlo", "Consolas", "monospace")
 
@@ -56,7 +56,7 @@ def start(catalog: RunCatalog, host: str, port: int) -> gr.Blocks:
 
 
 def _theme() -> gr.themes.Base:
-    """Return the colours, and fonts that every machine has, so that none is downloaded."""
+    """Return the theme; it uses fonts that every machine has, so that none is downloaded."""
     return gr.themes.Default(
         primary_hue="teal",
         secondary_hue="teal",
@@ -64,7 +64,7 @@ def _theme() -> gr.themes.Base:
         radius_size="lg",
         font=SANS,
         font_mono=MONO,
-    ).set(  # quiet text and buttons that still have the contrast to be read easily
+    ).set(  # subdued text and buttons, dark enough to be easy to read
         body_text_color_subdued="*neutral_500",
         block_info_text_color="*neutral_500",
         input_placeholder_color="*neutral_500",

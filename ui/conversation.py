@@ -36,10 +36,10 @@ def add_speaker_turn(
     means that there are several answers to choose from, which is an error.
     """
     if not text.strip():
-        raise UsageError("Type what the speaker says first.")
+        raise UsageError("Type the speaker's turn first.")
     if awaits_answer(conversation):
         if answer is None:
-            raise UsageError("Choose first whose answer to continue with, or undo your last turn.")
+            raise UsageError("Choose the answer to continue with first, or undo your last turn.")
         conversation = set_listener_turn(conversation, answer)
     return (*conversation, Turn(text=text.strip()))
 

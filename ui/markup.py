@@ -14,7 +14,7 @@ from attune.platform.runs.record import Run
 from attune.platform.serving.responder import Answer
 from attune.ui.conversation import Conversation
 
-SHOWN_EMOTIONS = 5
+MAX_EMOTIONS = 5
 
 State = Literal["empty", "waiting", "answering", "done", "failed"]
 """The state of a pane; scripts that drive the page wait for it."""
@@ -23,7 +23,7 @@ State = Literal["empty", "waiting", "answering", "done", "failed"]
 def conversation(turns: Conversation) -> str:
     """Render the turns, the speaker's on the left."""
     if not turns:
-        hint = "Nothing said yet. Type what the speaker says, or pick an example."
+        hint = "No conversation yet. Type the speaker's turn, or pick an example."
         return f'<div class="conversation"><p class="quiet">{hint}</p></div>'
     blocks = []
     for place, turn in enumerate(turns):
@@ -43,7 +43,7 @@ def empty(run: Run) -> str:
 
 def waiting(run: Run) -> str:
     """Render a pane whose model is being loaded."""
-    return _pane(run, "waiting", '<p class="quiet">Thinking …</p>')
+    return _pane(run, "waiting", '<p class="quiet">Loading the model …</p>')
 
 
 def answer(run: Run, output: Answer, *, done: bool) -> str:
@@ -66,24 +66,26 @@ def problem(run_name: str, message: str) -> str:
 
 def reasons(explanation: Explanation) -> str:
     """Render the predicted emotions and, folded away, the rest of an explanation."""
-    probs, title = explanation.emotion, "Emotion it reads in the conversation"
+    probs, title = explanation.emotion, "Emotion of the conversation"
     if explanation.response_label:
-        probs, title = explanation.response_label, "Emotion or intent it answers with"
+        probs, title = explanation.response_label, "Emotion or intent of the answer"
     if not probs:
         return '<p class="quiet">This variant does not predict an emotion.</p>'
     details = ""
     if explanation.groups:
-        details += _bars("Taken as", explanation.groups)
+        details += _bars("Emotion group", explanation.groups)
     if explanation.listeners:
         details += _bars("Listener weights", explanation.listeners)
     if explanation.consensus:
-        details += _bars("States it may agree on", explanation.consensus)
+        details += _bars("Consensus emotion", explanation.consensus)
     if explanation.imagined:
-        details += f"<h4>What it would be an answer to</h4><p>{escape(explanation.imagined)}</p>"
+        details += (
+            f"<h4>Context reconstructed from the answer</h4><p>{escape(explanation.imagined)}</p>"
+        )
     for group, shares in (explanation.response_emotion or {}).items():
-        details += _bars(f"The answer's emotion, if {group}", shares)
+        details += _bars(f"Emotion of the answer, {group} group", shares)
     if explanation.word_labels:
-        details += _labelled_turns("What it takes each turn for", explanation)
+        details += _labelled_turns("Predicted label of each turn", explanation)
     for name, values in (explanation.by_word or {}).items():
         details += _shaded_words(name, explanation.words or (), values)
     if explanation.emotion_words is not None:
@@ -100,7 +102,7 @@ def reasons(explanation: Explanation) -> str:
 
 def _bars(title: str, shares: Mapping[str, float], *, with_heading: bool = True) -> str:
     """Render the largest shares as bars."""
-    likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
+    likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[:MAX_EMOTIONS]
     bars = "".join(
         f'<li><span class="name">{escape(name)}</span><span class="track">'
         f'<span class="bar" style="width:{shares[name]:.1%}"></span></span>'

@@ -140,7 +140,7 @@ def answers(page, *names):
 
 def continue_with(page, name):
     column = page.locator("#panes .run", has=pane(page, name))
-    column.get_by_role("button", name="Go on with this answer").click()
+    column.get_by_role("button", name="Continue with this answer").click()
 
 
 def expected(home, name, *turns, **settings):
@@ -262,16 +262,16 @@ def test_bad_input_gets_a_message(page):
         expect(page.get_by_test_id("toast-body").last).to_contain_text(message)
 
     press(page, "Send")
-    expect_message("Type what the speaker says first.")
+    expect_message("Type the speaker's turn first.")
     press(page, "Undo")
     expect_message("nothing to undo")
     press(page, "Answer again")
-    expect_message("There is no turn of the speaker's to answer")
+    expect_message("There is no speaker's turn to answer")
     say(page, TURN)
     answers(page, "second", "first", "plain")
     page.get_by_label("The speaker says").fill("And?")
     press(page, "Send")
-    expect_message("Choose first whose answer")
+    expect_message("Choose the answer to continue with")
     page.locator("#runs").get_by_title("Clear").click()
     expect(page.locator(".pane")).to_have_count(0)
     press(page, "Send")

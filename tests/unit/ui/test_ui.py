@@ -5,6 +5,7 @@ import shutil
 import threading
 from types import SimpleNamespace
 
+import gradio
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from attune.models.dummy import Dummy
 from attune.platform.core.errors import UsageError
 from attune.platform.runs.model import MODEL_WEIGHTS, save_model
 from attune.platform.serving.responder import Answer, Responder
-from attune.ui import app, compare_tab, conversation, examples, markup, run_catalog
+from attune.ui import app, compare_layout, compare_tab, conversation, examples, markup, run_catalog
 from attune.ui.conversation import Turn
 from attune.ui.run_catalog import Responders, RunCatalog
 from tests.runs import write_run
@@ -93,7 +94,7 @@ def test_a_model_is_loaded_once_until_it_changes(add_run):
 def test_conversation():
     opening = conversation.add_speaker_turn((), " Hello. ")
     assert opening == (Turn(text="Hello."),)
-    with pytest.raises(UsageError, match="Choose first"):
+    with pytest.raises(UsageError, match="Choose the answer"):
         conversation.add_speaker_turn(opening, "And?")
     with pytest.raises(UsageError, match="no answer yet"):
         conversation.add_speaker_turn(opening, "And?", Turn(text=""))
@@ -108,7 +109,7 @@ def test_conversation():
     assert conversation.remove_last_turn(answered) == (opening, first)
     with pytest.raises(UsageError, match="nothing to undo"):
         conversation.remove_last_turn(())
-    with pytest.raises(UsageError, match="Type what the speaker says"):
+    with pytest.raises(UsageError, match="Type the speaker's turn"):
         conversation.add_speaker_turn((), "  ")
 
 
@@ -147,7 +148,7 @@ def test_the_five_likeliest_emotions_are_shown():
     assert "does not predict" in markup.reasons(Explanation())
 
 
-def test_reasons_of_an_answer_can_be_unfolded():
+def test_details_of_an_explanation_can_be_unfolded():
     reason = Explanation(
         emotion={"sad": 1.0},
         groups={"positive": 0.25, "negative": 0.75},
@@ -158,14 +159,21 @@ def test_reasons_of_an_answer_can_be_unfolded():
     )
     shown = markup.reasons(reason)
     assert "<details" in shown
-    for text in ("Taken as", ">75%<", "Listener weights", ">lonely<", "if positive", ">hopeful<"):
+    for text in (
+        "Emotion group",
+        ">75%<",
+        "Listener weights",
+        ">lonely<",
+        "positive group",
+        ">hopeful<",
+    ):
         assert text in shown
     assert '--strength:0%" title="0.200">&lt;b&gt;</mark>' in shown
     assert '--strength:100%" title="0.700">dog</mark>' in shown
     assert "<details" not in markup.reasons(Explanation(emotion={"sad": 1.0}))
 
 
-def test_turns_are_shown_with_what_they_are_taken_for():
+def test_turns_are_shown_with_their_predicted_labels():
     reason = Explanation(
         response_label={"consoling": 0.9, "sad": 0.1},
         words=("my", "<b>", "oh", "yes"),
@@ -175,15 +183,85 @@ def test_turns_are_shown_with_what_they_are_taken_for():
     assert "<dt>sad</dt><dd>my &lt;b&gt;</dd><dt>questioning</dt><dd>oh</dd></dl>" in shown
 
 
-def test_each_pane_answers_in_an_event_of_its_own(home):  # noqa: ARG001
+def name_handler(fn):
+    """Return the name of the handler of an event, which may be bound to a pane."""
+    return getattr(fn.fn, "func", fn.fn).__name__ if fn.fn else ""
+
+
+def test_each_pane_answers_in_a_separate_event(home):  # noqa: ARG001
     page = app.build(RunCatalog())
-    answering = [fn for fn in page.fns.values() if fn.name == "answer"]
-    assert len(answering) == compare_tab.MAX_PANES
+    answering = [fn for fn in page.fns.values() if name_handler(fn) == "answer"]
+    assert len(answering) == compare_layout.MAX_PANES
     assert all(fn.concurrency_limit is None for fn in answering)
-    assert len({fn.concurrency_id for fn in answering}) == compare_tab.MAX_PANES
+    assert len({fn.concurrency_id for fn in answering}) == compare_layout.MAX_PANES
 
 
-def test_controls_of_a_variant_reach_its_model(add_run, monkeypatch):
+@pytest.fixture
+def build_tab():
+    """A function that builds a compare tab of the runs on disk."""
+
+    def build():
+        with gradio.Blocks() as page:
+            return compare_tab.build(page, RunCatalog())
+
+    return build
+
+
+def decoding_values():
+    return [getattr(Decoding(), name) for name in Decoding.__dataclass_fields__]
+
+
+def test_handlers_update_components_by_name(add_run, build_tab):
+    for name in ("a", "b", "c"):
+        add_run(name)
+    tab = build_tab()
+    components = tab.components
+    first, second, third, *_ = components.panes
+    unused = [None] * (len(components.panes) - 2)
+    updates = tab.choose_runs(["a", "c"], "a", "b", *unused)
+    assert set(updates) == set(second.all_outputs)
+    assert updates[second.run] == "c"
+    assert "Answer of c" in updates[second.display]
+    assert tab.choose_runs(["a", "b"], "a", "b", *unused) == gradio.skip()
+    removed = tab.choose_runs(["a"], "a", "b", "c", *unused[1:])
+    assert set(removed) == {*second.all_outputs, *third.all_outputs}
+    assert removed[third.run] is None
+    assert not removed[third.column]["visible"]
+    turns = (Turn(text="Hello."), Turn(text="Hi.", by="a"))
+    undone = tab.undo(turns, "a", "b", *unused)
+    assert set(undone) == {components.conversation, components.display}
+    cleared = tab.undo(turns[:1], "a", "b", *unused)
+    assert cleared[components.box] == "Hello."
+    assert all("No answer yet" in cleared[pane.display] for pane in (first, second))
+    assert cleared[third.display] == ""
+
+
+def test_every_handler_updates_only_outputs_of_its_event(home):  # noqa: ARG001
+    """Gradio raises an error for a component that is not an output of the event."""
+    page = app.build(RunCatalog())
+    outputs = {name_handler(fn): set(fn.outputs) for fn in page.fns.values()}
+    tab = next(fn.fn.__self__ for fn in page.fns.values() if name_handler(fn) == "send")
+    nobody = [None] * compare_layout.MAX_PANES
+    turn = (Turn(text="Hello."),)
+    example = [examples.Example(turns=("Hello.",))]
+    updates = {
+        "load": tab.load(),
+        "send": tab.send("Hello.", (), 0, ["a"], "Hi."),
+        "answer_again": tab.answer_again(turn, 0, ["a"]),
+        "pick_example": tab.pick_example(0, example, 0, ["a"]),
+        "continue_with": tab.continue_with(turn, "a", "Hi."),
+        "choose_runs": tab.choose_runs(["a"], *nobody),
+        "undo": tab.undo(turn, *nobody),
+        "restart": tab.restart(turn, *nobody),
+        "draw_examples": tab.draw_examples([], 0),
+        "draw_other_examples": tab.draw_other_examples([], 0),
+    }
+    assert set(updates) == {name for name, each in outputs.items() if each} - {"answer"}
+    for name, changed in updates.items():
+        assert set(changed) <= outputs[name], name
+
+
+def test_controls_of_a_variant_reach_its_model(add_run, build_tab, monkeypatch):
     asked = []
 
     class Echo:
@@ -194,36 +272,45 @@ def test_controls_of_a_variant_reach_its_model(add_run, monkeypatch):
             yield Answer(text="Yes.", seconds=0.1, explanation=Explanation())
 
     monkeypatch.setattr(Dummy, "controls", Echo.variant.controls)
+    monkeypatch.setattr(
+        compare_layout, "all_controls", lambda: {"intent": ["asking"], "style": ["short"]}
+    )
     run = add_run("mine")
     (run.model / MODEL_WEIGHTS).touch()
-    tab = compare_tab.CompareTab(RunCatalog(), ("intent", "style"))
+    tab = build_tab()
     tab.responders = Responders(lambda _: Echo())
-    *_, intent, style = tab.choose_runs(["mine"], None)
+    [pane, *_] = tab.components.panes
+    updates = tab.choose_runs(["mine"], None)
+    intent, style = (updates[pane.controls[name]] for name in ("intent", "style"))
     assert intent["visible"]
     assert "agreeing" in intent["choices"]
     assert not style["visible"]
-    values = [getattr(Decoding(), name) for name in Decoding.__dataclass_fields__]
-    context = (Turn(text="Hello."),)
-    *_, last = tab.answer("mine", context, *values, "agreeing", compare_tab.MODEL_DEFAULT)
-    assert last[1] == "Yes."
-    list(tab.answer("mine", context, *values, compare_tab.MODEL_DEFAULT, compare_tab.MODEL_DEFAULT))
+    context, default = (Turn(text="Hello."),), compare_layout.MODEL_DEFAULT
+    *_, last = tab.answer(pane, "mine", context, *decoding_values(), "agreeing", default)
+    assert last[pane.answer] == "Yes."
+    list(tab.answer(pane, "mine", context, *decoding_values(), default, default))
     assert asked == [(["Hello."], 30, {"intent": "agreeing"}), (["Hello."], 30, {})]
-    assert compare_tab._all_controls()["intent"] == ["asking", "agreeing"]
+
+
+def test_controls_are_those_of_all_variants(monkeypatch):
+    monkeypatch.setattr(Dummy, "controls", {"intent": ("asking", "agreeing")})
+    assert set(compare_layout.all_controls()["intent"]) >= {"asking", "agreeing"}
     assert DialogueVariant.controls == {}
 
 
-def test_errors_are_shown_in_the_pane(add_run, caplog):
+def test_errors_are_shown_in_the_pane(add_run, build_tab, caplog):
     run = add_run("mine")
     (run.model / MODEL_WEIGHTS).write_bytes(b"nonsense")
-    tab = compare_tab.CompareTab(RunCatalog())
-    values = [getattr(Decoding(), name) for name in Decoding.__dataclass_fields__]
-    [_, (shown, answer, _)] = tab.answer("mine", (Turn(text="Hello."),), *values)
-    assert "model.json is missing" in shown
-    assert answer == ""
+    tab = build_tab()
+    [pane, *_] = tab.components.panes
+    values = [*decoding_values(), *[compare_layout.MODEL_DEFAULT] * len(pane.controls)]
+    [_, failed] = tab.answer(pane, "mine", (Turn(text="Hello."),), *values)
+    assert "model.json is missing" in failed[pane.display]
+    assert failed[pane.answer] == ""
     tab.responders = Responders(lambda _: 1 / 0)
-    [_, (shown, _, _)] = tab.answer("mine", (Turn(text="Hello."),), *values)
-    assert "ZeroDivisionError" in shown
-    assert "Traceback" not in shown
+    [_, failed] = tab.answer(pane, "mine", (Turn(text="Hello."),), *values)
+    assert "ZeroDivisionError" in failed[pane.display]
+    assert "Traceback" not in failed[pane.display]
     assert "Traceback" in caplog.text
 
 
