@@ -8,9 +8,10 @@ import traceback
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from attune.jobs import (
@@ -38,37 +39,75 @@ from attune.platform.core.logging import JOB
 
 STOPPED = 130  # a shell's exit code for a command ended by Ctrl-C
 
+
+class CommandsInOrder(TyperGroup):
+    """The `attune` command group: its help lists commands in the order of `COMMANDS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in order; Typer alone would list groups of commands last."""
+        return [name for commands in COMMANDS.values() for name in commands]
+
+
 app = typer.Typer(
+    cls=CommandsInOrder,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Train, tune, compare and rate empathetic dialogue models.
 
-Begin with `attune doctor`, which says whether this machine has all it needs, and
-`attune data prepare --source bundled --out DIR`, which needs no download.""",
-    epilog="Runs, caches and logs are kept in `ATTUNE_HOME` (default: `.attune/` in this folder).",
+Start with `attune doctor`, which checks this machine, and `attune train VARIANT --preset tiny`,
+which needs no download: a corpus is bundled.""",
+    epilog="Runs, caches and logs are stored in `ATTUNE_HOME` (default: `.attune/` here).",
 )
-app.add_typer(data.app, name="data")
-app.command()(doctor.doctor)
-app.command()(demo.demo)
-app.command()(train.train)
-app.add_typer(tune.app, name="tune")  # its command and those of `sweeps.py`
-app.command(name="tune-decoding")(tune_decoding.tune_decoding)
-app.command()(stack.up)
-app.command()(stack.down)
-app.command()(stack.status)
-# Options behind the submitted command belong to it, with or without `--`.
-app.command(context_settings={"allow_interspersed_args": False})(submit.submit)
-app.add_typer(jobs.app, name="jobs")
-app.command()(variants.variants)
-app.command()(runs.runs)
-app.command()(respond.respond)
-app.command()(evaluate.evaluate)
-app.command()(promote.promote)
-app.command()(ui.ui)
-app.add_typer(show_labels.app, name="show")  # its commands and those of `show.py`
-app.add_typer(annotate.app, name="annotate")
+
+COMMANDS: dict[str, dict[str, tuple[Any, str]]] = {
+    "Getting started": {
+        "doctor": (doctor.doctor, "Check this machine, and say how to fix what is missing."),
+        "demo": (demo.demo, "Train one variant of each system and compare them."),
+    },
+    "Data": {
+        "data": (data.app, "Convert, inspect, filter and harvest conversations."),
+        "annotate": (annotate.app, "Add labels that a trained model predicts to prepared data."),
+    },
+    "Train and tune": {
+        "variants": (variants.variants, "List the systems, or the settings of one of them."),
+        "train": (train.train, "Train a system, or resume its training."),
+        "tune": (tune.app, "Search for the best settings of a system."),
+        "tune-decoding": (
+            tune_decoding.tune_decoding,
+            "Search for the best decoding settings of a trained run.",
+        ),
+    },
+    "Evaluate": {
+        "runs": (runs.runs, "List the trained runs with their status and metrics."),
+        "evaluate": (evaluate.evaluate, "Compute a run's metrics on the test split."),
+        "promote": (promote.promote, "Make a run the champion if it is significantly better."),
+        "show": (show_labels.app, "Draw the figures and print the tables of the papers."),
+    },
+    "Serve": {
+        "respond": (respond.respond, "Print the answers of one or more runs to a conversation."),
+        "ui": (ui.ui, "Open a web page on which runs answer side by side."),
+    },
+    "Cluster": {
+        "up": (stack.up, "Start Ray, MLflow and the web page on this machine."),
+        "down": (stack.down, "Stop what `attune up` started."),
+        "status": (stack.status, "Show whether Ray, MLflow and the web page respond."),
+        "submit": (submit.submit, "Run any other command as a job on a Ray cluster."),
+        "jobs": (jobs.app, "List, follow, stop and wait for jobs."),
+    },
+}
+"""By panel of `attune --help`: each command or group of commands, and its line there."""
+
+for _panel, _commands in COMMANDS.items():
+    for _name, (_command, _line) in _commands.items():
+        _options: dict[str, Any] = {"rich_help_panel": _panel, "short_help": _line}
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, **_options)
+        else:
+            # Options after the submitted command belong to it, with or without `--`.
+            _settings = {"allow_interspersed_args": _name != "submit"}
+            app.command(name=_name, context_settings=_settings, **_options)(_command)
 
 
 def _print_version(wanted: bool) -> None:

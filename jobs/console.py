@@ -1,4 +1,4 @@
-"""How commands speak: pleasant tables for people, one JSON object for scripts."""
+"""Output of commands: tables and progress for people, one JSON object for scripts."""
 
 import json
 import sys
@@ -16,23 +16,33 @@ Json = Annotated[
 ]
 
 WIDE = 1000
-"""Columns of a file, a pipe or a job's log, where nothing needs to be cut short."""
+"""Columns of a file, a pipe or a job's log, where lines are not wrapped."""
 
 
-def console(as_json: bool = False) -> Console:
-    """Where people read; with `--json` that is stderr, since stdout belongs to the object."""
+def console(as_json: bool = False, max_width: int | None = None) -> Console:
+    """Return the console for people: stderr with `--json`, whose object has stdout for itself.
+
+    Text is wrapped at the width of the terminal, or at `max_width` if that is smaller.
+    """
     terminal = sys.stdout.isatty()
-    width = None if terminal else WIDE
-    return Console(stderr=as_json, highlight=False, soft_wrap=not terminal, width=width)
+    screen = Console(
+        stderr=as_json,
+        highlight=False,
+        soft_wrap=not (terminal or max_width),
+        width=None if terminal else max_width or WIDE,
+    )
+    if max_width is not None:
+        screen.width = min(screen.width, max_width)
+    return screen
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """The one JSON object, on one line."""
+    """Print one JSON object on one line."""
     print(json.dumps(content), flush=True)  # ASCII, whatever the terminal can show
 
 
 def progress(unit: str) -> Progress:
-    """A progress bar on stderr, shown on a terminal only; `unit` may name a field of the task."""
+    """Return a progress bar on stderr, shown only on a terminal; `unit` may name a task's field."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -59,8 +69,8 @@ def evaluation_progress() -> Iterator[Callable[[str, str, int], Callable[[int], 
 def training_progress(
     screen: Console, *names: str
 ) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """Shows what runs log: a bar each with losses and speed on a terminal, looks at valid as lines,
-    with the run's name where there are several."""
+    """Show the log of runs as they train: validation metrics as lines and, on a terminal, a
+    progress bar for each run with losses and speed. Several runs are labelled by name."""
     several = len(names) > 1
     bars = Progress(
         SpinnerColumn(),

@@ -7,41 +7,52 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import table
 from attune.models import VARIANTS
 from attune.platform.core.field_help import field_help
 
+PRESETS = {
+    "tiny": "for tests: trains in seconds, answers are of no use",
+    "small": "the default: trains on the bundled corpus in minutes on a laptop",
+    "paper": "the sizes and training settings that the paper states; meant for a GPU",
+}
+"""What each preset is for."""
+HELP_WIDTH = 100
+"""Columns of the settings of one variant, also where the output is not a terminal."""
+
 
 def variants(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Show the settings of this one.", show_default=False),
+        typer.Argument(
+            metavar="NAME", help="A variant whose settings to show.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the systems that can be trained, or the settings of one.
+    """List the systems that can be trained, or the settings of one of them.
 
-    An ablation is a system with a part removed; it is trained like any other. A search space is a
-    group of settings that `attune tune` can optimise.
+    An ablation is a system with a part removed; it is trained like any other variant. A search
+    space is a group of settings that `attune tune` optimises.
 
     Examples:
 
     - `attune variants`
-    - `attune variants multi-trs` shows what `attune train multi-trs --set KEY=VALUE` can change
+    - `attune variants multi-trs` lists each KEY of `attune train multi-trs --set KEY=VALUE`
     """
     from attune.platform.core.settings import find_variant
 
-    screen = console(as_json)
     if name is None:
         descriptions = _describe_all()
-        _show_all(screen, descriptions)
+        _print_variants(console(as_json), descriptions)
     else:
         find_variant(name)
         descriptions = [each for each in _describe_all() if each["name"] == name]
         descriptions[0]["settings"] = _describe_settings(name)
-        _show_one(screen, descriptions[0])
+        _print_variant(console(as_json, max_width=HELP_WIDTH), descriptions[0])
     if as_json:
         print_json({"variants": descriptions})
 
@@ -99,44 +110,57 @@ def _describe_settings(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _show_all(screen: Console, descriptions: list[dict[str, Any]]) -> None:
-    rows = table("", "variant", "system", "paper", "kind")
-    rows.columns[0].no_wrap = True
+def _print_variants(screen: Console, descriptions: list[dict[str, Any]]) -> None:
+    listed = table("", "variant", "system", "paper", "kind")
+    listed.columns[0].no_wrap = True
     for description in descriptions:
         name = escape(description["name"])
         if description["ablation_of"]:
-            rows.add_row(f"  {name}", "", "", "")
+            listed.add_row(f"  {name}", "", "", "")
         else:
             cells = (escape(description[key]) for key in ("system", "paper", "kind"))
-            rows.add_row(f"[bold]{name}[/bold]", *cells)
-    screen.print(rows)
-    screen.print("\nThe ablations of a variant are listed below it.")
-    screen.print("'attune variants NAME' shows the settings and search spaces of one of them.")
+            listed.add_row(f"[bold]{name}[/bold]", *cells)
+    screen.print(listed)
+    screen.print("\nThe ablations of a variant are listed below it, indented.")
+    screen.print("'attune variants NAME' lists the settings and search spaces of one variant.")
 
 
-def _show_one(screen: Console, description: dict[str, Any]) -> None:
+def _print_variant(screen: Console, description: dict[str, Any]) -> None:
     parent = description["ablation_of"]
     origin = f"ablation of {parent}" if parent else description["paper"]
     title = f"{description['name']}: {description['system']} ({origin})"
     screen.print(title, style="bold", markup=False)
-    for part in ("model", "training"):
-        settings = [setting for setting in description["settings"] if setting["of"] == part]
-        presets = list(settings[0]["presets"]) if settings else []
-        rows = table(f"\nsettings of the {part}", "--set", "default", *presets, "")
-        for setting in settings:
-            values = (_format_override(v, setting["default"]) for v in setting["presets"].values())
-            name_and_default = (setting["name"], _format(setting["default"]))
-            rows.add_row(*name_and_default, *values, escape(setting["help"]))
-        screen.print(rows)
+    settings = description["settings"]
+    listed = table("\npresets", "--preset", "")
+    for preset in settings[0]["presets"]:
+        listed.add_row(preset, PRESETS[preset])
+    screen.print(listed)
+    for part, part_title in (("model", "model settings"), ("training", "training settings")):
+        of_part = [setting for setting in settings if setting["of"] == part]
+        screen.print(_tabulate_settings(f"\n{part_title}", of_part))
+    listed = table("\nsearch spaces", "--space", "settings")
     for group, keys in description["search_spaces"].items():
-        screen.print(f"\nsearch space {group}: {', '.join(keys)}", markup=False)
+        listed.add_row(group, ", ".join(keys))
+    screen.print(listed)
 
 
-def _format_override(value: Any, default: Any) -> str:
-    return "" if value == default else f"[cyan]{_format(value)}[/cyan]"
+def _tabulate_settings(title: str, settings: list[dict[str, Any]]) -> Table:
+    """Return a table of settings; a preset's column shows where it differs from the default."""
+    presets = list(settings[0]["presets"]) if settings else []
+    listed = table(title, "--set", "default", *presets, "")
+    for column in listed.columns[:-1]:
+        column.no_wrap = True
+    for setting in settings:
+        default = setting["default"]
+        values = (
+            "" if value == default else f"[cyan]{_format_value(value)}[/cyan]"
+            for value in setting["presets"].values()
+        )
+        listed.add_row(setting["name"], _format_value(default), *values, escape(setting["help"]))
+    return listed
 
 
-def _format(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value as a user would type it."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()

@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from attune.jobs import cli
 from tests.commands import json_output
 
 
@@ -120,8 +123,26 @@ def test_being_stopped_leaves_nothing_behind(tmp_path):
         assert [p.name for p in tmp_path.iterdir()] == ["large.jsonl"]
 
 
-def test_help_teaches(tmp_path):
-    assert "Begin with" in attune("--help", cwd=tmp_path).stdout
+def test_help_lists_commands_in_groups_on_one_line_each(tmp_path):
+    shown = attune("--help", cwd=tmp_path, COLUMNS="80").stdout
+    assert "Start with attune doctor" in shown
+    panels = re.findall(r"^╭─ ([\w ]+) ─", shown, re.M)
+    assert panels == ["Options", *cli.COMMANDS]
+    expected = ("Data", "Train and tune", "Evaluate", "Serve", "Cluster")
+    assert panels[2:] == list(expected)
+    for commands in cli.COMMANDS.values():
+        for name, (_, line) in commands.items():
+            assert re.search(rf"│ {name} +{re.escape(line.replace('`', ''))} +│", shown), name
+
+
+def test_every_command_is_listed_in_a_group():
+    listed = [name for commands in cli.COMMANDS.values() for name in commands]
+    group = typer.main.get_command(cli.app)
+    assert sorted(listed) == sorted(group.commands)
+    assert len(group.list_commands(None)) == len(listed)
+
+
+def test_help_of_a_command_shows_examples(tmp_path):
     shown = attune("data", "prepare", "--help", cwd=tmp_path).stdout
     assert "Examples" in shown
     assert "rejects.jsonl" in shown

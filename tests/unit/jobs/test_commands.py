@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from attune.jobs import options
-from attune.jobs.variants import field_help
+from attune.jobs.variants import PRESETS, field_help
 from attune.models import all_variants
 from attune.models.base import Choice, Range
 from attune.models.decoding import Decoding
@@ -66,6 +66,19 @@ def test_settings_of_a_variant_carry_their_help(call):
     assert settings["learning_rate"]["of"] == "training"
     assert "Weight of the emotion's" in done.stderr
     assert "did you mean 'multi-trs'" in error_of(call("variants", "multi-tsr"))
+
+
+@pytest.mark.parametrize("name", all_variants())
+def test_a_variant_is_described_within_100_columns(call, name):
+    shown = call("variants", name).stdout
+    assert max(map(len, shown.splitlines())) <= 100
+    presets = all_variants()[name][0].presets
+    for preset in presets:
+        assert re.search(rf"^{preset} +{PRESETS[preset]}", shown, re.M)
+    # Names and values are never cut or wrapped; only the help texts are.
+    headers = [line.split() for line in shown.splitlines() if line.startswith("--set")]
+    assert headers == [["--set", "default", *presets]] * 2
+    assert "…" not in shown
 
 
 def test_every_setting_has_a_help_text():
