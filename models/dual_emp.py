@@ -60,7 +60,13 @@ from attune.models.latents import kl_weight
 from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward
 from attune.models.multitask import SMALL
 from attune.models.output_layer import OutputLayer
-from attune.models.transformer import Transformer, TransformerConfig, drop_words
+from attune.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    drop_words,
+    replace_first_input,
+    score_tokens,
+)
 
 SPEAKER, LISTENER = "<speaker>", "<listener>"
 INITIAL_EMOTION_LOGIT = 5.0
@@ -410,10 +416,8 @@ class DualEmp(Transformer):
         encoded = self._encode_text(self.forward_model, context)
         z = self._sample_consensus(encoded.log_posterior)
         hidden = self._decode_text(self.forward_model, encoded, response, z)
-        mask = response.target_mask
-        values, output = hidden.new_zeros(mask.shape), self.forward_model.output
-        values[mask] = output.log_likelihood(hidden[mask], response.targets[mask])
-        return values
+        output = self.forward_model.output
+        return score_tokens(output, hidden, response.targets, response.target_mask)
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """Return the forward decoder's state before the first token."""
@@ -592,17 +596,12 @@ class DualEmp(Transformer):
         self, direction: Direction, encoded: EncodedText, text: EmbeddedText, z: ConsensusSamples
     ) -> Tensor:
         """Return the decoder's hidden states (R, T, D), eq. 6-8."""
-        inputs = torch.cat(
-            [self._first_input(z.embeddings), text.decoder_inputs[z.rows, 1:]], dim=1
-        )
+        first_input = self.embed_first_input(z.embeddings)
+        inputs = replace_first_input(text.decoder_inputs[z.rows], first_input)
         hidden: Tensor = direction.decoder(
             inputs, encoded.hidden[z.rows], encoded.attention_mask[z.rows], z.embeddings
         )
         return hidden
-
-    def _first_input(self, z: Tensor) -> Tensor:
-        """Return the decoder's first input (R, 1, D): the consensus instead of `<sos>`."""
-        return z[:, None] + self.positions(1)
 
     @torch.no_grad()
     def _generate(
@@ -635,7 +634,7 @@ class DualEmp(Transformer):
 
     def _init_state(self, direction: Direction, encoded: EncodedText, z: Tensor) -> State:
         state = direction.decoder.init_state(encoded.hidden, encoded.attention_mask, z)
-        return {**state, "first_input": self._first_input(z)}
+        return {**state, "first_input": self.embed_first_input(z)}
 
     def _next_logits(
         self, direction: Direction, tokens: Tensor, state: State

@@ -13,7 +13,6 @@ Deviations: as in `transformer.py`, and
 - Perplexity and generated responses use the prior's mean.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +21,6 @@ from torch import Tensor
 
 from attune.models.base import (
     PAIRED,
-    Batch,
     Batches,
     Choice,
     DataInfo,
@@ -30,12 +28,11 @@ from attune.models.base import (
     Progress,
     Range,
     SearchSpaces,
-    State,
 )
 from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
 from attune.models.layers import Decoder, Encoder
 from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
-from attune.models.transformer import EmbeddedBatch
+from attune.models.transformer import EmbeddedBatch, replace_first_input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,32 +102,18 @@ class DualVae(MultiTransformer):
             z = sample_gaussian(mean, log_variance, torch.randn_like(mean))
         mask = torch.ones_like(encoded_response[:, :, 0], dtype=torch.bool)[:, None, None, :]
         reconstructed = self.response_decoder(embedded.decoder_inputs, encoded_response, mask)
+        inputs = replace_first_input(embedded.decoder_inputs, self.embed_first_input(z))
+        decoded = self.decoder(inputs, hidden, embedded.attention_mask)  # (B, T, D)
         kl = gaussian_kl(*posterior, *prior).sum() / batch.samples
         weight = kl_weight(self.config.annealing_steps, progress, training=self.training)
         return {
-            "nll": self.compute_nll(batch, self._decode_latent(embedded, hidden, z), embedded),
+            "nll": self.compute_nll(batch, decoded, embedded),
             "emotion": emotion_loss(self.classifier(h_cls), batch),
             "divergence": weight * kl,
             "auto_encoding": self.compute_nll(batch, reconstructed, embedded),
         }
 
-    def decode(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
-        """Return the decoder's hidden states (B, T, D), teacher-forced, for the prior's mean."""
-        return self._decode_latent(embedded, hidden, self.prior(hidden[:, 0])[0])
-
-    def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Return the decoder's state, with the prior's mean as first input."""
-        embedded = self.embed(batch)
-        hidden = self.encode_context(embedded)
-        state = self.decoder.init_state(hidden, embedded.attention_mask)
-        return {**state, "first_input": self._embed_latent(self.prior(hidden[:, 0])[0])}
-
-    def _decode_latent(self, embedded: EmbeddedBatch, hidden: Tensor, z: Tensor) -> Tensor:
-        """Return the decoder's hidden states (B, T, D), teacher-forced, for latents z (B, D)."""
-        decoder_inputs = torch.cat([self._embed_latent(z), embedded.decoder_inputs[:, 1:]], dim=1)
-        decoded: Tensor = self.decoder(decoder_inputs, hidden, embedded.attention_mask)
-        return decoded
-
-    def _embed_latent(self, z: Tensor) -> Tensor:
-        """Return the latent as the decoder's first input, in place of `<sos>`, (B, 1, D)."""
-        return z[:, None] + self.positions(1)
+    def first_decoder_input(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
+        """Return the prior's mean as the decoder's first input, (B, 1, D)."""
+        mean, _ = self.prior(hidden[:, 0])
+        return self.embed_first_input(mean)

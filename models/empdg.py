@@ -52,7 +52,6 @@ from attune.models.base import (
     Range,
     SearchSpaces,
     Stage,
-    State,
     Update,
 )
 from attune.models.critics import (
@@ -113,20 +112,6 @@ class MultiResolutionInputs(EmbeddedBatch):
 
     emotion_words: Tensor
     """(B, E, D) `<lab>` and the emotion words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedContexts:
-    """Both encoded contexts and the predicted emotion."""
-
-    c: Tensor
-    """(B, S + E, D) C = [C_u; C_e], what the decoder attends to."""
-    x_0: Tensor
-    """(B, D) the state of `<cls>`."""
-    w_0: Tensor
-    """(B, D) the state of `<lab>`; that of `<cls>` without emotion words."""
-    e_p: Tensor
-    """(B, emotions) logits of the emotion."""
 
 
 class Empdg(Transformer):
@@ -251,25 +236,24 @@ class Empdg(Transformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the unweighted terms of eq. 15: response and emotion."""
         batch = batches[self._likelihood_stream()]
-        inputs = self.embed(batch)
-        contexts = self.encode_contexts(inputs)
-        return self._generator_losses(batch, inputs, contexts, self._decode(inputs, contexts))
+        embedded = self.embed(batch)
+        c = self.encode_context(embedded)
+        return self._generator_losses(batch, embedded, c, self.decode(embedded, c))
 
     def critic_losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return each critic's distance and gradient penalty (eq. 18-19), and the summed distance
         of the normalised critics."""
         batch = batches[FOLLOWED]
         with torch.no_grad():
-            inputs = self.embed(batch)
-            contexts = self.encode_contexts(inputs)
-            tokens, vectors = self._sample_words(
-                self._decode(inputs, contexts)[inputs.response_mask]
-            )
+            embedded = self.embed(batch)
+            c = self.encode_context(embedded)
+            decoded = self.decode(embedded, c)
+            tokens, vectors = self._sample_words(decoded[embedded.response_mask])
         terms: Losses = {}
         distances = []
-        for name, critic, condition in self._conditioned_critics(batch, contexts):
+        for name, critic, condition in self._conditioned_critics(batch, embedded, c):
             gold = self._gold_response(batch, name)
-            generated = self._critic_input(inputs.response_mask, tokens, vectors, name)
+            generated = self._critic_input(embedded.response_mask, tokens, vectors, name)
             difference, gradient_norm = critic.compare(gold, generated, condition)
             terms[f"wasserstein_{name}"] = difference.sum() / batch.samples
             terms[f"penalty_{name}"] = gradient_penalty(gradient_norm).sum() / batch.samples
@@ -279,32 +263,24 @@ class Empdg(Transformer):
     def adversarial_losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the terms of eq. 15 and the critics' negative scores of sampled responses."""
         batch = batches[FOLLOWED]
-        inputs = self.embed(batch)
-        contexts = self.encode_contexts(inputs)
-        hidden = self._decode(inputs, contexts)
-        tokens, vectors = self._sample_words(hidden[inputs.response_mask])
+        embedded = self.embed(batch)
+        c = self.encode_context(embedded)
+        decoded, mask = self.decode(embedded, c), embedded.response_mask
+        tokens, vectors = self._sample_words(decoded[mask])
         scores = [
-            critic.normalised_score(
-                self._critic_input(inputs.response_mask, tokens, vectors, name), condition
-            )
-            for name, critic, condition in self._conditioned_critics(batch, contexts)
+            critic.normalised_score(self._critic_input(mask, tokens, vectors, name), condition)
+            for name, critic, condition in self._conditioned_critics(batch, embedded, c)
         ]
         return {
-            **self._generator_losses(batch, inputs, contexts, hidden),
+            **self._generator_losses(batch, embedded, c, decoded),
             "adversarial": -torch.stack(scores).sum() / batch.samples,
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Predict the emotion from both first tokens (eq. 7-8)."""
-        contexts = self.encode_contexts(self.embed(batch))
-        return {"emotion": contexts.e_p.log_softmax(dim=-1)}
-
-    def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Return the decoder's state over both contexts, with the emotion signal as first input."""
-        inputs = self.embed(batch)
-        contexts = self.encode_contexts(inputs)
-        state = self.decoder.init_state(contexts.c, inputs.attention_mask)
-        return {**state, "first_input": self._embed_signal(contexts)}
+        embedded = self.embed(batch)
+        e_p = self.classify_emotion(embedded, self.encode_context(embedded))
+        return {"emotion": e_p.log_softmax(dim=-1)}
 
     def embed(self, batch: Batch) -> MultiResolutionInputs:
         """Embed context, emotion words and response (eq. 1 and 4); the vector of `<lab>` is the
@@ -331,45 +307,46 @@ class Empdg(Transformer):
             response_mask=response != padding,
         )
 
-    def encode_contexts(self, inputs: MultiResolutionInputs) -> EncodedContexts:
-        """Encode context and emotion words, and classify the emotion (eq. 2-3 and 5-7)."""
-        length = inputs.context.shape[1]
-        c_u = self.encoder(inputs.context, inputs.attention_mask[..., :length])  # (B, S, D)
-        x_0 = c_u[:, 0]
+    def encode_context(self, embedded: EmbeddedBatch) -> Tensor:
+        """Return C = [C_u; C_e], the encoded context and emotion words, (B, S + E, D) (eq. 2-3 and
+        5-6)."""
+        assert isinstance(embedded, MultiResolutionInputs)
+        length = embedded.context.shape[1]
+        c_u: Tensor = self.encoder(embedded.context, embedded.attention_mask[..., :length])
         if not self.config.multiresolution:
-            return EncodedContexts(c=c_u, x_0=x_0, w_0=x_0, e_p=self.classifier(x_0))
-        c_e = self.emotional_encoder(
-            inputs.emotion_words, inputs.attention_mask[..., length:]
-        )  # (B, E, D)
-        w_0 = c_e[:, 0]
-        return EncodedContexts(
-            c=torch.cat([c_u, c_e], dim=1),
-            x_0=x_0,
-            w_0=w_0,
-            e_p=self.classifier(torch.cat([w_0, x_0], dim=1)),  # eq. 7
-        )
+            return c_u
+        c_e = self.emotional_encoder(embedded.emotion_words, embedded.attention_mask[..., length:])
+        return torch.cat([c_u, c_e], dim=1)
 
-    def log_likelihood(self, batch: Batch) -> Tensor:
-        """Return the log-probability of each response token, (B, T)."""
-        inputs = self.embed(batch)
-        hidden, real = self._decode(inputs, self.encode_contexts(inputs)), inputs.response_mask
-        values = hidden.new_zeros(real.shape)
-        values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
-        return values
+    def first_states(self, embedded: EmbeddedBatch, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x_0 and w_0, the states of `<cls>` and `<lab>`, (B, D) each; x_0 for both without
+        emotion words."""
+        return c[:, 0], c[:, embedded.context.shape[1] if self.config.multiresolution else 0]
+
+    def classify_emotion(self, embedded: EmbeddedBatch, c: Tensor) -> Tensor:
+        """Return e_p, the logits of the emotion (B, emotions)."""
+        x_0, w_0 = self.first_states(embedded, c)
+        e_p: Tensor = self.classifier(
+            torch.cat([w_0, x_0], dim=1) if self.config.multiresolution else x_0
+        )  # eq. 7
+        return e_p
+
+    def first_decoder_input(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
+        """Return y_0, the projected emotion signal e'_p, (B, 1, D)."""
+        return self.embed_first_input(self.signal(self.classify_emotion(embedded, hidden)))
 
     def explain(self, batch: Batch) -> list[Explanation]:
         """Explain by the emotion, the attention of each response word to both contexts, and the
         critics' scores where the next turn is known."""
-        inputs = self.embed(batch)
-        contexts = self.encode_contexts(inputs)
-        decoder_inputs = self._embed_decoder_inputs(inputs, contexts)
+        embedded = self.embed(batch)
+        c = self.encode_context(embedded)
         weights = self.decoder.attention_weights(
-            decoder_inputs, contexts.c, inputs.attention_mask
+            self.decoder_inputs(embedded, c), c, embedded.attention_mask
         )  # (B, T, S + E)
-        length = inputs.context.shape[1]
-        is_real = inputs.attention_mask.flatten(1)  # (B, S + E)
-        num_words = inputs.response_mask.sum(dim=1) - 1  # without <eos>
-        scores = self._critic_scores(batch, contexts)
+        length = embedded.context.shape[1]
+        is_real = embedded.attention_mask.flatten(1)  # (B, S + E)
+        num_words = embedded.response_mask.sum(dim=1) - 1  # without <eos>
+        scores = self._critic_scores(batch, embedded, c)
         explanations = []
         for row, explanation in enumerate(super().explain(batch)):
             rows, mask = weights[row, : num_words[row]], is_real[row]
@@ -392,7 +369,7 @@ class Empdg(Transformer):
             )
         return explanations
 
-    def _critic_scores(self, batch: Batch, contexts: EncodedContexts) -> dict[str, Tensor]:
+    def _critic_scores(self, batch: Batch, embedded: EmbeddedBatch, c: Tensor) -> dict[str, Tensor]:
         """Return each critic's score of the batch's responses, (B,); empty without next turns."""
         if not self.config.discriminators or not batch["next_turn"].shape[1]:
             return {}
@@ -402,33 +379,17 @@ class Empdg(Transformer):
         vectors = self._word_vectors()[tokens]
         return {
             name: critic(self._critic_input(mask, tokens, vectors, name), condition)
-            for name, critic, condition in self._conditioned_critics(batch, contexts)
+            for name, critic, condition in self._conditioned_critics(batch, embedded, c)
         }
 
-    def _embed_signal(self, contexts: EncodedContexts) -> Tensor:
-        """Return y_0, the projected emotion signal e'_p at the decoder's first position, (B, 1,
-        D)."""
-        signal: Tensor = self.signal(contexts.e_p)
-        return signal[:, None] + self.positions(1)
-
-    def _decode(self, inputs: MultiResolutionInputs, contexts: EncodedContexts) -> Tensor:
-        """Return the decoder's hidden states (B, T, D), teacher-forced (eq. 10-12)."""
-        decoder_inputs = self._embed_decoder_inputs(inputs, contexts)
-        hidden: Tensor = self.decoder(decoder_inputs, contexts.c, inputs.attention_mask)
-        return hidden
-
-    def _embed_decoder_inputs(
-        self, inputs: MultiResolutionInputs, contexts: EncodedContexts
-    ) -> Tensor:
-        """Return E_Y, the emotion signal followed by the previous response tokens, (B, T, D)."""
-        return torch.cat([self._embed_signal(contexts), inputs.decoder_inputs[:, 1:]], dim=1)
-
     def _generator_losses(
-        self, batch: Batch, inputs: MultiResolutionInputs, contexts: EncodedContexts, hidden: Tensor
+        self, batch: Batch, embedded: EmbeddedBatch, c: Tensor, decoded: Tensor
     ) -> Losses:
+        """Return the terms of eq. 15 from the contexts (B, S + E, D) and the decoder's hidden
+        states (B, T, D)."""
         return {
-            "nll": self.compute_nll(batch, hidden, inputs),  # eq. 14
-            "emotion": emotion_loss(contexts.e_p, batch),  # eq. 9
+            "nll": self.compute_nll(batch, decoded, embedded),  # eq. 14
+            "emotion": emotion_loss(self.classify_emotion(embedded, c), batch),  # eq. 9
         }
 
     def _sample_words(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -482,11 +443,12 @@ class Empdg(Transformer):
         return EmbeddedUtterance(vectors=self._word_vectors()[tokens] * mask[..., None], mask=mask)
 
     def _conditioned_critics(
-        self, batch: Batch, contexts: EncodedContexts
+        self, batch: Batch, embedded: EmbeddedBatch, c: Tensor
     ) -> Iterator[tuple[str, Critic, CriticCondition]]:
         """Yield each critic's name, the critic and what it is conditioned on."""
         feedback = {SEMANTIC: "next_turn", EMOTIONAL: "next_turn_emotion_words"}
-        context = {SEMANTIC: contexts.x_0, EMOTIONAL: contexts.w_0}
+        x_0, w_0 = self.first_states(embedded, c)
+        context = {SEMANTIC: x_0, EMOTIONAL: w_0}
         for name, critic in self.critics.items():
             assert isinstance(critic, Critic)
             condition = CriticCondition(

@@ -40,7 +40,13 @@ from attune.models.base import (
 )
 from attune.models.labels import LABELS
 from attune.models.layers import Decoder, Encoder, Positions, WordEmbedding
-from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig, is_word
+from attune.models.transformer import (
+    EmbeddedBatch,
+    Transformer,
+    TransformerConfig,
+    is_word,
+    score_tokens,
+)
 
 PREDICTED = "predicted"
 """The value of the control `label` that leaves the choice to the predictor."""
@@ -268,12 +274,10 @@ class Meed2(Transformer):
 
     def _log_likelihood(self, batch: Batch, *, use_true_label: bool) -> Tensor:
         embedded = self.embed(batch)
-        hidden, mask = self.encode_context(embedded), embedded.response_mask
+        hidden = self.encode_context(embedded)
         e_y = batch["response_label"] + 1 if use_true_label else self.predict_label(batch, hidden)
         decoded = self.decode(self._add_label(embedded, e_y), hidden)
-        values = decoded.new_zeros(mask.shape)
-        values[mask] = self.output.log_likelihood(decoded[mask], batch["response"][mask])
-        return values
+        return score_tokens(self.output, decoded, batch["response"], embedded.response_mask)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Predict the label of the response."""

@@ -72,6 +72,19 @@ def is_word(tokens: Tensor, data_info: DataInfo) -> Tensor:
     return (tokens >= len(data_info.specials)) | (tokens == data_info.specials["<unk>"])
 
 
+def replace_first_input(decoder_inputs: Tensor, first_input: Tensor) -> Tensor:
+    """Return the decoder's inputs (B, T, D) with another first one, (B, 1, D)."""
+    return torch.cat([first_input, decoder_inputs[:, 1:]], dim=1)
+
+
+def score_tokens(output: OutputLayer, hidden: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return the log-probability of each target (B, T), from the hidden states (B, T, D) that
+    predict it; 0 where the mask is False."""
+    log_likelihood = hidden.new_zeros(mask.shape)
+    log_likelihood[mask] = output.log_likelihood(hidden[mask], targets[mask])
+    return log_likelihood
+
+
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedBatch:
     """A batch as word vectors with positions, the inputs of encoder and decoder."""
@@ -158,30 +171,30 @@ class Transformer(DialogueVariant):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """The negative log-likelihood of the responses."""
         batch = batches[PAIRED]
-        words = self.embed(batch)
-        return {
-            "nll": self.compute_nll(batch, self.decode(words, self.encode_context(words)), words)
-        }
+        embedded = self.embed(batch)
+        decoded = self.decode(embedded, self.encode_context(embedded))
+        return {"nll": self.compute_nll(batch, decoded, embedded)}
 
     def log_likelihood(self, batch: Batch) -> Tensor:
-        """(B, T)."""
-        words = self.embed(batch)
-        hidden, real = self.decode(words, self.encode_context(words)), words.response_mask
-        values = hidden.new_zeros(real.shape)
-        values[real] = self.output.log_likelihood(hidden[real], batch["response"][real])
-        return values
+        """Return the log-probability of each response token, (B, T)."""
+        embedded = self.embed(batch)
+        decoded = self.decode(embedded, self.encode_context(embedded))
+        return score_tokens(self.output, decoded, batch["response"], embedded.response_mask)
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """The source's keys and values."""
-        words = self.embed(batch)
-        return self.decoder.init_state(self.encode_context(words), words.attention_mask)
+        """Return the decoder's state: the keys and values of the context, and the first input."""
+        embedded = self.embed(batch)
+        hidden = self.encode_context(embedded)
+        state = self.decoder.init_state(hidden, embedded.attention_mask)
+        return {**state, "first_input": self.first_decoder_input(embedded, hidden)}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more token; a variant may have put something of its own where `<sos>` stands."""
-        begins = not state["length"] and "first_input" in state
-        embedded = state["first_input"] if begins else self.embed_next(tokens, state["length"])
-        hidden, state = self.decoder.step(embedded, state)
-        return self.output.logits(hidden), state
+        """Decode one more token."""
+        embedded = state.get("first_input") if not state["length"] else None
+        if embedded is None:
+            embedded = self.embed_next(tokens, state["length"])
+        decoded, state = self.decoder.step(embedded, state)
+        return self.output.logits(decoded), state
 
     def embed(self, batch: Batch) -> EmbeddedBatch:
         """Return the inputs of encoder and decoder."""
@@ -219,10 +232,29 @@ class Transformer(DialogueVariant):
         source: Tensor = self.encoder(words.context, words.attention_mask)
         return source
 
-    def decode(self, words: EmbeddedBatch, source: Tensor) -> Tensor:
-        """Hidden states (B, T, D) that predict the response."""
-        hidden: Tensor = self.decoder(words.decoder_inputs, source, words.attention_mask)
-        return hidden
+    def decode(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
+        """Return the decoder's hidden states (B, T, D), teacher-forced."""
+        inputs = self.decoder_inputs(embedded, hidden)
+        decoded: Tensor = self.decoder(inputs, hidden, embedded.attention_mask)
+        return decoded
+
+    def decoder_inputs(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
+        """Return the decoder's inputs (B, T, D): the first one, then the response's tokens."""
+        first_input = self.first_decoder_input(embedded, hidden)
+        if first_input is None:
+            return embedded.decoder_inputs
+        return replace_first_input(embedded.decoder_inputs, first_input)
+
+    def first_decoder_input(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor | None:
+        """Return the decoder's first input, (B, 1, D), or None for `<sos>`.
+
+        A subclass overrides this to condition the decoder on a vector computed from the context.
+        """
+        return None
+
+    def embed_first_input(self, vectors: Tensor) -> Tensor:
+        """Return vectors (B, D) as the decoder's first input, (B, 1, D)."""
+        return vectors[:, None] + self.positions(1)
 
     def select_words(self, values: Tensor, words: EmbeddedBatch) -> list[list[float]]:
         """(B, S) a number at each place of the context -> those on real words, `<cls>` left out."""
