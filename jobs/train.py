@@ -170,7 +170,8 @@ def _train_runs(runs: list[Any], screen: Console) -> list[Any]:
     from attune.platform.training import driver
 
     for run in runs:
-        screen.print(f"run {run.name} in {run.folder}", markup=False)
+        precision = run.training["precision"]
+        screen.print(f"run {run.name} in {run.folder}, precision {precision}", markup=False)
         if run.notice:
             screen.print(f"note: {run.notice}", markup=False)
     with training_progress(screen, *(run.name for run in runs)) as show:

@@ -52,9 +52,15 @@ from attune.models.base import (
     State,
     Update,
 )
-from attune.models.layers import Attention, DecoderLayer, Encoder, WordEmbedding
+from attune.models.layers import Attention, DecoderLayer, Encoder
 from attune.models.multitask import SMALL, emotion_loss, run_frozen
-from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig, is_word
+from attune.models.transformer import (
+    EmbeddedBatch,
+    Transformer,
+    TransformerConfig,
+    build_word_embedding,
+    is_word,
+)
 
 CAUSES = "context_causes"
 UNKNOWN = -1
@@ -135,7 +141,7 @@ class Reasoner(nn.Module):
     def __init__(self, config: EmotionCauseConfig, data_info: DataInfo):
         super().__init__()
         width = config.width
-        self.embedding = WordEmbedding(data_info.num_tokens, width, vectors=data_info.word_vectors)
+        self.embedding = build_word_embedding(config, data_info)
         self.encoder = Encoder(width, 1, 1, width, width, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
         self.emotion_head = nn.Linear(width, len(data_info.emotions))  # W_e, b_e

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 class WordEmbedding(nn.Module):
     """Token embeddings, random or pretrained, projected to the model's width.
 
-    Pretrained vectors (GloVe's 100 or 300 dimensions, say) keep their dimension; where it differs
-    from the model's width a linear layer projects them.
+    Pretrained vectors (GloVe's 100 or 300 dimensions, say) keep their dimension, and random ones
+    have `table_width`, by default the model's width. A linear layer projects them if it differs.
 
     Tokens and positions are both initialised with a standard deviation of 1 / sqrt(dimension), and
     pretrained vectors are scaled to it. With larger positions the tokens have almost no influence
@@ -25,10 +25,11 @@ class WordEmbedding(nn.Module):
     """
 
     def __init__(
-        self, num_tokens: int, width: int, *, vectors: Tensor | None = None, padding: int = 0
-    ):
+        self, num_tokens: int, width: int, *, table_width: int | None = None,
+        vectors: Tensor | None = None, padding: int = 0,
+    ):  # fmt: skip
         super().__init__()
-        dimension = width if vectors is None else vectors.shape[1]
+        dimension = (table_width or width) if vectors is None else vectors.shape[1]
         std = dimension**-0.5
         self.table = nn.Embedding(num_tokens, dimension, padding_idx=padding)
         self.project = (

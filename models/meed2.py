@@ -119,7 +119,9 @@ class LabelPredictor(nn.Module):
 
     def __init__(self, config: Meed2Config, data_info: DataInfo):
         super().__init__()
-        self.embedding = WordEmbedding(data_info.num_tokens, config.width)
+        self.embedding = WordEmbedding(
+            data_info.num_tokens, config.width, table_width=config.embedding_width
+        )
         self.label_embedding = build_label_embedding(config.width)
         self.positions = Positions(config.width)
         self.encoder = Encoder(*_encoder_shape(config), nn.GELU)

@@ -28,8 +28,8 @@ from attune.models.base import (
     Stage,
     Update,
 )
-from attune.models.layers import Encoder, Positions, WordEmbedding
-from attune.models.transformer import Transformer, TransformerConfig
+from attune.models.layers import Encoder, Positions
+from attune.models.transformer import Transformer, TransformerConfig, build_word_embedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +114,7 @@ class EmotionClassifier(nn.Module):
     def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__()
         shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
-        self.embedding = WordEmbedding(
-            data_info.num_tokens, config.width, vectors=data_info.word_vectors
-        )
+        self.embedding = build_word_embedding(config, data_info)
         self.positions = Positions(config.width)
         self.encoder = Encoder(*shape, config.filter_width, config.dropout)
         self.dropout = nn.Dropout(config.dropout)

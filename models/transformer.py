@@ -41,6 +41,8 @@ class TransformerConfig:
 
     width: int = 300
     """Width of embeddings and hidden states."""
+    embedding_width: int | None = None
+    """Width of the embedding table if no word vectors are set; `none` is the model's width."""
     num_layers: int = 1
     """Layers of the encoder and of the decoder."""
     num_heads: int = 2
@@ -58,6 +60,16 @@ class TransformerConfig:
     """Use the word embedding as the output layer."""
     label_smoothing: float = 0.0
     """Share of the target's probability spread over all words."""
+
+
+def build_word_embedding(config: TransformerConfig, data_info: DataInfo) -> WordEmbedding:
+    """Return a word embedding of the configured width, or of the data's word vectors."""
+    return WordEmbedding(
+        data_info.num_tokens,
+        config.width,
+        table_width=config.embedding_width,
+        vectors=data_info.word_vectors,
+    )
 
 
 def drop_words(tokens: Tensor, share: float, data_info: DataInfo) -> Tensor:
@@ -144,9 +156,7 @@ class Transformer(DialogueVariant):
     def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__(config, data_info)
         shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
-        self.embedding = WordEmbedding(
-            data_info.num_tokens, config.width, vectors=data_info.word_vectors
-        )
+        self.embedding = build_word_embedding(config, data_info)
         self.positions = Positions(config.width)
         self.encoder = Encoder(*shape, config.filter_width, config.dropout)
         self.decoder = Decoder(*shape, config.filter_width, config.dropout)

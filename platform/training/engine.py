@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
 
 from attune.models.base import Batches, Losses, Progress, Variant
+from attune.models.precision import has_native_bf16
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.training.settings import TrainingConfig
 
@@ -40,11 +41,20 @@ RUN_SETTING_FOR = {
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 
+def resolve_precision(precision: Literal["fp32", "bf16", "auto"]) -> Literal["fp32", "bf16"]:
+    """Return the given precision; for `auto`, bf16 where this machine computes it natively."""
+    if precision != "auto":
+        return precision
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    return "bf16" if has_native_bf16(device_type) else "fp32"
+
+
 class Player(nn.Module):
     """The parts of a variant that one optimizer trains. Calling it computes loss terms."""
 
     def __init__(self, variant: Variant, parts: tuple[str, ...], precision: str = "fp32"):
         super().__init__()
+        assert precision in ("fp32", "bf16"), f"precision={precision} is not resolved"
         self.parts = nn.ModuleDict({name: getattr(variant, name) for name in parts})
         self._variant = [variant]  # in a list, so that it is no sub-module
         self.use_bf16 = precision == "bf16"

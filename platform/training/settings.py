@@ -36,8 +36,9 @@ class TrainingConfig:
     """Decoupled weight decay (AdamW); with 0 it is Adam."""
     gradient_clipping: float = 1.0
     """Largest norm of a player's gradient; 0 does not clip."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Type that is computed in; bf16 is for GPUs, and for cores that have it (`avx512_bf16`)."""
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    """Number format of training. `auto` selects bf16 where the machine computes it natively (GPUs,
+    and CPUs with `avx512_bf16` or `amx_bf16`), else fp32."""
     deepspeed: str | None = None
     """Settings of DeepSpeed for where it is trained: `one-cpu`, `one-gpu`, `one-gpu-offload`,
     `eight-gpus-zero-1`, `eight-gpus-zero-2`, `many-nodes`, or a JSON file (docs/operations.md); its
@@ -93,6 +94,12 @@ SEARCH_SPACES: Mapping[str, Mapping[str, Choice | Range]] = {
 }
 """Common to all variants."""
 
+_PRESET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "small": {"precision": "auto"},
+    "compact": {"precision": "auto"},
+}
+"""Training settings of a preset of every variant, unless the variant's preset has its own."""
+
 _POSITIVE = ("batch_size", "accumulation", "max_epochs", "log_every", "min_count")
 
 
@@ -105,7 +112,8 @@ def configure(
         raise UsageError(unknown_choice("preset", preset, variant.presets))
     model_keys = {field.name for field in dataclasses.fields(variant.Config)}
     training_keys = {field.name for field in dataclasses.fields(TrainingConfig)}
-    wanted = {**variant.presets[preset], **fixed, **(overrides or {})}
+    defaults = _PRESET_DEFAULTS.get(preset, {})
+    wanted = {**defaults, **variant.presets[preset], **fixed, **(overrides or {})}
     for key in wanted:
         if key not in model_keys | training_keys:
             raise UsageError(unknown_choice("setting", key, model_keys | training_keys))

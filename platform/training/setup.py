@@ -77,6 +77,7 @@ def new_run(
 ) -> Run:
     """Check all options, then create the run's folder with its vocabulary."""
     config, training = configure(variant, preset, overrides)
+    training = dataclasses.replace(training, precision=engine.resolve_precision(training.precision))
     deepspeed, stage = _read_deepspeed(training, zero)
     check_zero(find_variant(variant)[0], variant, stage)
     first = None if init is None else find_run(init)
@@ -274,6 +275,8 @@ def _check_same_settings(run: Run, variant: str, asked: Mapping[str, Any]) -> No
     config, training = configure(run.variant, run.preset, asked.get("overrides"))
     typed = {**dataclasses.asdict(config), **dataclasses.asdict(training)}
     wanted = {key: typed[key] for key in asked.get("overrides", {})}
+    if wanted.get("precision") == "auto":  # resolved when the run was created
+        del wanted["precision"]
     wanted.update({key: asked[key] for key in ("preset", "seed", "zero") if key in asked})
     for key, value in {"variant": variant, **wanted}.items():
         if was[key] != value:

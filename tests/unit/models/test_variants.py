@@ -8,6 +8,8 @@ import pytest
 from attune.jobs import demo
 from attune.models import VARIANTS, all_variants, load_variant
 from attune.models.base import DialogueVariant
+from attune.models.layers import WordEmbedding
+from attune.models.transformer import Transformer
 from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import PRESETS, find_variant
 from attune.platform.training import settings
@@ -15,6 +17,7 @@ from tests import contract
 
 NAMES = sorted(all_variants())
 DIALOGUE = [name for name in NAMES if issubclass(all_variants()[name][0], DialogueVariant)]
+TRANSFORMERS = [name for name in sorted(VARIANTS) if issubclass(load_variant(name), Transformer)]
 
 
 @pytest.fixture(params=NAMES)
@@ -119,3 +122,12 @@ def test_settings_are_typed():
         settings.configure("multitrs")
     with pytest.raises(UsageError, match="unknown preset 'huge'"):
         settings.configure("multi-trs", "huge")
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_embedding_width_reaches_every_word_embedding(build, batch, name):
+    for tied in (False, True):
+        variant = build(name, embedding_width=12, tied=tied).variant
+        tables = [each for each in variant.modules() if isinstance(each, WordEmbedding)]
+        assert {each.table.weight.shape[1] for each in tables} == {12}
+        contract.check_terms_are_tensors_that_learn(variant, batch)

@@ -8,7 +8,8 @@ import pytest
 from attune.platform.data.prepare import prepare
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import find_run
-from attune.platform.training import driver, setup
+from attune.platform.training import driver, engine, setup
+from attune.platform.training.settings import configure
 from tests.commands import error_of, json_output
 
 TRAIN = ("train", "dummy", "--preset", "tiny", "--name", "mine")
@@ -74,3 +75,25 @@ def test_the_same_run_to_begin_with_may_be_named(call):
         save_model(setup.build_run_model(run), run.model)
         for again in ((), ("--init", init)):
             json_output(call(*command, "--resume", *again, "--json"))
+
+
+@pytest.mark.usefixtures("base_runs")
+@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_automatic_precision_is_resolved_once(call, monkeypatch, native, expected):
+    command = ("train", "dummy", "--preset", "small", "--name", "mine")
+    monkeypatch.setattr(engine, "has_native_bf16", lambda _: native)
+    assert f"precision {expected}" in call(*command).stdout
+    assert find_run("mine").training["precision"] == expected
+    monkeypatch.setattr(engine, "has_native_bf16", lambda _: not native)
+    for again in ((), ("--set", "precision=auto")):
+        assert f"precision {expected}" in call(*command, "--resume", *again).stdout
+        assert find_run("mine").training["precision"] == expected
+    other = "fp32" if native else "bf16"
+    message = error_of(call(*command, "--resume", "--set", f"precision={other}"))
+    assert f"precision={expected}, not {other}" in message
+
+
+def test_only_presets_for_everyday_use_select_the_precision():
+    presets = ("tiny", "small", "paper")
+    precisions = [configure("multi-trs", preset)[1].precision for preset in presets]
+    assert precisions == ["fp32", "auto", "fp32"]

@@ -1,0 +1,15 @@
+"""The number formats that a device computes natively."""
+
+import functools
+
+import torch
+
+
+@functools.cache
+def has_native_bf16(device_type: str) -> bool:
+    """Return whether a device multiplies bf16 matrices in hardware; elsewhere bf16 is emulated and
+    several times slower than fp32."""
+    if device_type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    instructions = torch.cpu.get_capabilities()
+    return bool(instructions.get("avx512_bf16") or instructions.get("amx_bf16"))
