@@ -197,7 +197,7 @@ class GatedAttention(Attention):
         The gates multiply the exponentials. Added to the logits as logarithms, a gate of 0 could
         get no gradient.
         """
-        queries = self._split_heads(self.queries(query))
+        queries = self.project_queries(query)
         logits = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
         gated = logits.masked_fill(~mask, -torch.inf).softmax(dim=-1) * gates[:, None, None, :]
         # The gate of <cls> is 1, but its softmax weight may be rounded to 0.

@@ -106,6 +106,36 @@ class Packing:
         return F.embedding(self.nearest, packed)
 
 
+def split_heads(projected: Tensor, num_heads: int, parts: int = 1) -> tuple[Tensor, ...]:
+    """Split projections that stand side by side, (B, T, parts * D), into heads: (B, H, T, D/H)
+    each."""
+    heads = (part.unflatten(-1, (num_heads, -1)) for part in projected.chunk(parts, dim=-1))
+    return tuple(part.transpose(1, 2) for part in heads)
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
+    *, dropout: float = 0.0, causal: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return the attended values of all heads side by side, (B, T, D), from queries, keys and
+    values (B, H, T or S, D/H); `mask` (B or 1, 1, T or 1, S) is True at positions that may be
+    attended to."""
+    attended = F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal
+    )
+    return attended.transpose(1, 2).flatten(2)
+
+
+def extend_past(
+    past: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return keys and values (B, H, T, D/H) of all positions so far: those of the past, then the
+    new ones."""
+    if past is None:
+        return keys, values
+    return torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
+
+
 class Attention(nn.Module):
     """Multi-head attention whose keys may be narrower than the model."""
 
@@ -116,6 +146,11 @@ class Attention(nn.Module):
         self.keys = nn.Linear(width, key_depth, bias=False)
         self.values = nn.Linear(width, key_depth, bias=False)
         self.out = nn.Linear(key_depth, width, bias=False)
+
+    def project_queries(self, hidden: Tensor) -> Tensor:
+        """Return the queries, (B, H, T, D/H), of (B, T, D)."""
+        [queries] = split_heads(self.queries(hidden), self.num_heads)
+        return queries
 
     def project_kv(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of the source: (B, H, S, D/H)."""
@@ -134,9 +169,8 @@ class Attention(nn.Module):
     def cross_attend(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Attend from (B, T, D) to projected keys and values; `mask` (B or 1, 1, T or 1, S) is True
-        at positions that may be attended to."""
-        return self.attend(self._split_heads(self.queries(query)), keys, values, mask)
+        """Attend from (B, T, D) to projected keys and values."""
+        return self.attend(self.project_queries(query), keys, values, mask)
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
@@ -144,35 +178,25 @@ class Attention(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Return the attention's output, (B, T, D) or packed (N, D), from the projections of all
         heads."""
-        mixed = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal,
-        )
-        mixed = mixed.transpose(1, 2).flatten(2)
-        attended: Tensor = self.out(mixed if packing is None else packing.pack(mixed))
-        return attended
+        dropout = self.dropout if self.training else 0.0
+        attended = attend(queries, keys, values, mask, dropout=dropout, causal=causal)
+        output: Tensor = self.out(attended if packing is None else packing.pack(attended))
+        return output
 
     def attention_weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """Return the attention weights averaged over heads, (B, T, S), for explanations."""
-        queries = self._split_heads(self.queries(query))
+        queries = self.project_queries(query)
         products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
         return products.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=1)
 
     def _project(
         self, tensor: Tensor, *layers: nn.Linear, packing: Packing | None = None
-    ) -> Iterator[Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Apply several layers to one tensor by one matrix product, which is faster for narrow
         layers and also sums the gradients of the tensor."""
         outputs = F.linear(tensor, torch.cat([layer.weight for layer in layers]))
         outputs = outputs if packing is None else packing.unpack(outputs)
-        return (self._split_heads(part) for part in outputs.chunk(len(layers), dim=-1))
-
-    def _split_heads(self, tensor: Tensor) -> Tensor:
-        return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return split_heads(outputs, self.num_heads, len(layers))
 
 
 class FeedForward(nn.Sequential):
@@ -275,8 +299,7 @@ class DecoderLayer(nn.Module):
         self, hidden: Tensor, past: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         queries, keys, values = self.self_attention.project_qkv(self.self_norm(hidden))
-        if past is not None:
-            keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
+        keys, values = extend_past(past, keys, values)
         attended = self.self_attention.attend(queries, keys, values, causal=past is None)
         return hidden + self.dropout(attended), (keys, values)
 

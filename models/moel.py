@@ -38,7 +38,7 @@ from attune.models.base import (
     SearchSpaces,
     State,
 )
-from attune.models.layers import DecoderLayer
+from attune.models.layers import DecoderLayer, attend, extend_past, split_heads
 from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
 from attune.models.transformer import EmbeddedBatch
 
@@ -122,13 +122,15 @@ class ListenerNorm(nn.Module):
 class Listeners(nn.Module):
     """A decoder layer for each emotion, all computed at once.
 
-    Each of the P rows is a pair of sample and listener. The steps are those of `DecoderLayer`.
+    Each of the P rows is a pair of sample and listener. The steps are those of `DecoderLayer`; they
+    are written out because every linear layer and norm has a matrix per listener and needs the
+    routing of the rows.
     """
 
     def __init__(self, count: int, config: MoelConfig):
         super().__init__()
         width, depth, inner = config.width, config.key_depth, -(-config.filter_width // 4) * 4
-        self.count, self.num_heads, self.dropout_rate = count, config.num_heads, config.dropout
+        self.count, self.num_heads = count, config.num_heads
         self.self_norm = ListenerNorm(count, width)
         self.cross_norm = ListenerNorm(count, width)
         self.feed_forward_norm = ListenerNorm(count, width)
@@ -143,7 +145,7 @@ class Listeners(nn.Module):
 
     def project_kv(self, source: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         """Return the keys and values (P, H, S, D/H) of the source (P, S, D)."""
-        keys, values = self._split_heads(self.cross_kv(source, routing), 2)
+        keys, values = split_heads(self.cross_kv(source, routing), self.num_heads, 2)
         return keys, values
 
     def forward(
@@ -154,35 +156,21 @@ class Listeners(nn.Module):
 
         `listeners` (P,) is the listener of each row; `source` holds the context's keys and values.
         """
+        dropout = self.dropout.p if self.training else 0.0
         normed = self.self_norm(hidden, listeners)
-        queries, keys, values = self._split_heads(self.self_qkv(normed, routing), 3)
-        if past is not None:
-            keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
-        attended = self._attend(queries, keys, values, causal=past is None)
+        queries, keys, values = split_heads(self.self_qkv(normed, routing), self.num_heads, 3)
+        keys, values = extend_past(past, keys, values)
+        attended = attend(queries, keys, values, dropout=dropout, causal=past is None)
         hidden = hidden + self.dropout(self.self_out(attended, routing))
+
         normed = self.cross_norm(hidden, listeners)
-        [queries] = self._split_heads(self.cross_queries(normed, routing), 1)
-        attended = self._attend(queries, *source, mask)
+        [queries] = split_heads(self.cross_queries(normed, routing), self.num_heads)
+        attended = attend(queries, *source, mask, dropout=dropout)
         hidden = hidden + self.dropout(self.cross_out(attended, routing))
+
         normed = self.feed_forward_norm(hidden, listeners)
         inner = self.dropout(self.feed_forward_in(normed, routing).relu())
         return hidden + self.dropout(self.feed_forward_out(inner, routing)), (keys, values)
-
-    def _split_heads(self, tensor: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(P, T, parts * D) -> as many tensors (P, H, T, D/H)."""
-        split = tensor.unflatten(-1, (parts, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return split.unbind()
-
-    def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
-        *, causal: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """Return the attended values of all heads side by side, (P, T, D)."""
-        dropout = self.dropout_rate if self.training else 0.0
-        attended = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal
-        )
-        return attended.transpose(1, 2).flatten(2)
 
 
 class Moel(MultiTransformer):

@@ -32,7 +32,7 @@ def test_gated_attention_is_equation_5():
     mask = torch.tensor([True, True, True, True, False])[None, None, None, :]
     keys, values = attention.project_kv(source)
     output = attention.attend_gated(query, keys, values, gates, mask)
-    queries = attention._split_heads(attention.queries(query))
+    queries = attention.project_queries(query)
     for place in range(3):
         mixed = []
         for head in range(2):
