@@ -1,6 +1,5 @@
 """What several commands ask for in the same words: settings, decoding, runs that can answer."""
 
-import math
 import typing
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -51,8 +50,6 @@ Threshold = Annotated[
     ),
 ]
 
-_LEAST = {"max_tokens": 1, "beams": 1, "top_k": 1, "block_ngrams": 0}
-
 
 def parse_overrides(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
     """`key=value` as typed after an option; of a key given twice the last counts."""
@@ -97,13 +94,6 @@ def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     if method not in methods:
         raise UsageError(unknown_choice("way of decoding", method, methods))
     chosen: Decoding = apply_overrides(Decoding(), {**settings, "method": method})
-    for key, least in _LEAST.items():
-        if getattr(chosen, key) < least:
-            raise UsageError(f"{key}: expected at least {least}, got {getattr(chosen, key)}")
-    if not 0 < chosen.top_p <= 1:
-        raise UsageError(f"top_p: expected a number above 0 and at most 1, got {chosen.top_p}")
-    if not 0 < chosen.temperature < math.inf:
-        raise UsageError(f"temperature: expected a number above 0, got {chosen.temperature}")
     return chosen
 
 

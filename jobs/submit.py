@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from attune.jobs import options
 from attune.jobs.console import Json, console, print_json
+from attune.jobs.tune import plan_trials
 from attune.platform.core.errors import UsageError, unknown_choice
 
 if TYPE_CHECKING:  # Ray takes seconds, which `--help` should not
@@ -93,6 +95,7 @@ def submit(
         if str(path) not in {str(Path(part)) for part in command}:
             raise UsageError(f"--upload {path}: the command does not name it")
     words = _parse_command(_group(context), command)
+    _check_settings(words)
     if home is not None and not home.startswith("/"):
         raise UsageError(f"--home {home}: give the whole path, beginning with '/'")
     from attune.platform.services import cluster
@@ -167,6 +170,18 @@ def _parse_command(group: Any, command: list[str]) -> dict[str, Any]:
         left = [*context._protected_args, *context.args]
         return {**_parse_command(each, left), "group": name} if left else {}
     return {"command": name, **context.params}
+
+
+def _check_settings(words: dict[str, Any]) -> None:
+    """Refuse settings that the job would refuse."""
+    if words.get("command") == "train":
+        from attune.platform.training.settings import configure
+
+        overrides = options.parse_overrides(words["settings"])
+        configure(words["variant"], words["preset"] or "small", overrides)
+    elif words.get("group") == "tune" and words["command"] == "run" and not words["resume"]:
+        overrides = options.parse_overrides(words["settings"])
+        plan_trials({k: v for k, v in words.items() if v is not None} | {"overrides": overrides})
 
 
 def _add_name(command: list[str], words: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -194,23 +195,11 @@ def _parse_seconds(text: str) -> float:
 
 
 def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
-    from attune.platform.core.settings import find_variant
-    from attune.platform.training.setup import check_zero
     from attune.platform.tuning import schedulers, spaces
     from attune.platform.tuning import sweep as sweeps
 
-    definition = (
-        spaces.find_definition(typed["sweep"]) if "sweep" in typed else spaces.SweepDefinition()
-    )
-    variants = typed.get("variants") or list(definition.variants)
-    if not variants or definition.decode:
-        _refuse_without_variant(definition)
-    for each in variants:
-        check_zero(find_variant(each)[0], each, typed.get("zero", 0))
-    fixed = {**definition.set, **typed.get("overrides", {})}
-    preset = typed.get("preset", "small")
-    tried = _select_spaces(typed, definition, variants, fixed, preset)
-    metrics = sweeps.parse_metrics(typed.get("metric", definition.metric), variants)
+    plan = plan_trials(typed)
+    definition, metrics = plan.definition, plan.metrics
     late = len(metrics) > 1 or any(
         m.removeprefix("valid_") in sweeps.FINAL_METRICS for m in metrics
     )
@@ -219,14 +208,14 @@ def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     # Who asks for every combination wants to know of each.
     usual = "none" if late or search == "grid" else "asha"
     scheduler = check_choice("scheduler", typed.get("scheduler", usual), SCHEDULERS)
-    schedulers.check_compatibility(scheduler, search, metrics, tried, typed.get("workers", 1))
-    count = spaces.count_grid_points(tried) if search == "grid" else SAMPLES
+    schedulers.check_compatibility(scheduler, search, metrics, plan.spaces, typed.get("workers", 1))
+    count = spaces.count_grid_points(plan.spaces) if search == "grid" else SAMPLES
     if "init" in typed:
         options.trained_run(typed["init"])
-    name = name or sweeps.new_sweep_name(f"tune-{'-'.join(variants)}"[:60])
+    name = name or sweeps.new_sweep_name(f"tune-{'-'.join(plan.spaces)}"[:60])
     return create_sweep(
         name,
-        spaces=_spaces_to_json(tried),
+        spaces=_spaces_to_json(plan.spaces),
         metrics=metrics,
         search=search,
         scheduler=scheduler,
@@ -237,11 +226,48 @@ def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
         budget=typed.get("budget"),
         seed=typed.get("seed", 0),
         asked={
-            "preset": preset, "overrides": fixed,
+            "preset": plan.preset, "overrides": plan.overrides,
             **{k: typed[k] for k in ("data", "init", "zero", "max_steps", "max_minutes")
                if k in typed},
         },
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPlan:
+    """The trials of a sweep: what they share, what they vary and what they are compared by."""
+
+    definition: "SweepDefinition"
+    preset: str
+    overrides: dict[str, Any]
+    spaces: "dict[str, Space]"
+    metrics: tuple[str, ...]
+
+
+def plan_trials(typed: Mapping[str, Any]) -> TrialPlan:
+    """Return the trials that the options of `attune tune` ask for; checks every setting."""
+    from attune.platform.core.settings import find_variant
+    from attune.platform.training.setup import check_zero
+    from attune.platform.tuning import spaces
+    from attune.platform.tuning import sweep as sweeps
+
+    definition = (
+        spaces.find_definition(typed["sweep"]) if "sweep" in typed else spaces.SweepDefinition()
+    )
+    variants = typed.get("variants") or list(definition.variants)
+    if not variants or definition.decode:
+        _refuse_without_variant(definition)
+    for each in variants:
+        check_zero(find_variant(each)[0], each, typed.get("zero", 0))
+    overrides = {**definition.set, **typed.get("overrides", {})}
+    preset = typed.get("preset", "small")
+    return TrialPlan(
+        definition=definition,
+        preset=preset,
+        overrides=overrides,
+        spaces=_select_spaces(typed, definition, variants, overrides, preset),
+        metrics=sweeps.parse_metrics(typed.get("metric", definition.metric), variants),
+    )
 
 
 def _select_spaces(

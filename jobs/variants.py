@@ -12,7 +12,6 @@ from rich.table import Table
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import table
 from attune.models import VARIANTS
-from attune.platform.core.field_help import field_help
 
 PRESETS = {
     "tiny": "for tests: trains in seconds, answers are of no use",
@@ -90,7 +89,7 @@ def _describe_search_spaces(
 
 def _describe_settings(name: str) -> list[dict[str, Any]]:
     """Describe each setting of a variant and its training: default, values in presets, help."""
-    from attune.platform.core.settings import find_variant
+    from attune.platform.core.settings import find_variant, setting_help
     from attune.platform.training.settings import TrainingConfig, configure
 
     variant, _ = find_variant(name)
@@ -101,7 +100,7 @@ def _describe_settings(name: str) -> list[dict[str, Any]]:
             "of": part,
             "default": getattr(config(), field.name),
             "presets": {p: getattr(configs[place], field.name) for p, configs in presets.items()},
-            "help": field_help(config).get(field.name, ""),
+            "help": setting_help(config)[field.name],
         }
         for place, (part, config) in enumerate(
             (("model", variant.Config), ("training", TrainingConfig))

@@ -6,10 +6,11 @@ plain data on the class, so that the command line, sweeps, evaluation, the page 
 up a new system by its being listed.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -181,6 +182,43 @@ SearchSpaces = Mapping[str, Mapping[str, Choice | Range]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """The finite numbers that a setting accepts, as in `Annotated[float, Bounds(above=0)]`."""
+
+    at_least: float = -math.inf
+    above: float = -math.inf
+    at_most: float = math.inf
+    below: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.at_least <= value <= self.at_most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        inclusive, capped = self.at_least > -math.inf, self.at_most < math.inf
+        low, high = max(self.at_least, self.above), min(self.at_most, self.below)
+        if high == math.inf:
+            return f"{'at least' if inclusive else 'above'} {low:,}"
+        start, end = ("from", "to") if inclusive else ("above", "and")
+        return f"{start} {low:,} {end} {'' if capped else 'below '}{high:,}"
+
+
+Size = Annotated[int, Bounds(at_least=1, at_most=65_536)]
+"""The width of a layer, in units."""
+Count = Annotated[int, Bounds(at_least=1, at_most=1_000)]
+"""A number of things of which there is at least one, such as layers."""
+Steps = Annotated[int, Bounds(at_least=0, at_most=1_000_000_000)]
+"""A number of optimizer steps; 0 usually has a special meaning."""
+Weight = Annotated[float, Bounds(at_least=0)]
+"""The weight of a loss term; 0 removes it."""
+Share = Annotated[float, Bounds(at_least=0, below=1)]
+"""A share that may be nothing but not everything, such as a dropout rate."""
+Probability = Annotated[float, Bounds(above=0, below=1)]
+"""A probability that separates two cases."""
+Temperature = Annotated[float, Bounds(above=0, at_most=100)]
+"""The temperature of a softmax or of sampling."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LabelledPoints:
     """Points of a figure, such as embeddings, with a name and a group for each."""
 
@@ -207,6 +245,9 @@ class Variant(nn.Module, ABC):
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of reduced systems with the settings that make them."""
     search_spaces: ClassVar[SearchSpaces] = {}
+    validation_metrics: ClassVar[tuple[str, ...]]
+    """What validation measures besides the loss and perplexity: the loss terms of all stages, and
+    an accuracy for each prediction. An ablation may have fewer."""
     figures: ClassVar[Mapping[str, str]] = {}
     """The figures of its paper that can be drawn from a trained model: the figure's name (that of
     the `attune show` command) -> the method that returns what to draw. The method takes what the

@@ -13,7 +13,7 @@ marked at once, and from a sample's own context only, since later turns would le
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,17 @@ from attune.models.base import (
     Annotator,
     Batch,
     Batches,
+    Bounds,
     Choice,
+    Count,
     DataInfo,
     DataRequirements,
     Losses,
     Progress,
     Range,
     SearchSpaces,
+    Share,
+    Size,
     Stage,
     Update,
 )
@@ -44,26 +48,28 @@ UNKNOWN, CAUSE = 0, 2
 
 @dataclass(frozen=True, kw_only=True)
 class CauseAnnotatorConfig:
-    """The encoder, and the small Transformer on it."""
+    """The pretrained encoder, and the Transformer over its encoded utterances."""
 
     encoder: str = "minilm"
-    """The pretrained encoder: `minilm`, or the folder of any other in the form of Hugging Face."""
+    """Pretrained encoder: `minilm`, or the folder of a Hugging Face encoder."""
     tuned: bool = True
-    """Whether the encoder learns too; else only what stands on it."""
-    width: int = 128
-    """Width of the Transformer over utterances."""
-    num_layers: int = 1
-    """Its layers."""
-    num_heads: int = 4
-    """Its attention heads."""
-    filter_width: int = 256
-    """Width inside its feed-forward parts."""
-    dropout: float = 0.1
-    """Share of it that is dropped in training."""
+    """Fine-tune the encoder; if false, only the layers above it are trained."""
+    width: Size = 128
+    """Width of the Transformer over utterances. Usually 64 to 256."""
+    num_layers: Annotated[int, Bounds(at_least=0, at_most=1_000)] = 1
+    """Number of its layers; 0 classifies each utterance by itself. Usually 0 to 2."""
+    num_heads: Count = 4
+    """Number of its attention heads; must divide width."""
+    filter_width: Size = 256
+    """Width of the hidden layer in its feed-forward blocks. Usually 2 to 4 times width."""
+    dropout: Share = 0.1
+    """Its dropout rate in training. Usually 0 to 0.4."""
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
-            raise ValueError(f"width={self.width} cannot be shared by num_heads={self.num_heads}")
+            raise ValueError(
+                f"width: expected a multiple of num_heads={self.num_heads}, got {self.width}"
+            )
 
 
 class CauseAnnotator(Annotator):
@@ -75,6 +81,7 @@ class CauseAnnotator(Annotator):
     requirements = DataRequirements(
         columns=("subwords", "subword_turns", "turn_roles", "causes"), encoder="encoder"
     )
+    validation_metrics = ("cause", "accuracy")
     presets: ClassVar = {
         "tiny": {"width": 32, "num_heads": 2, "filter_width": 32, "learning_rate": 1e-3},
         "small": {

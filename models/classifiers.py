@@ -27,32 +27,34 @@ from attune.models.base import (
     Progress,
     Range,
     SearchSpaces,
+    Share,
     Stage,
     TextClassifier,
     TextKind,
     Update,
+    Weight,
 )
 from attune.models.multitask import emotion_loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig:
-    """The encoder, and how it learns."""
+    """The pretrained encoder and its fine-tuning."""
 
     encoder: str = "minilm"
-    """The pretrained encoder: `minilm`, or the folder of any other in the form of Hugging Face."""
+    """Pretrained encoder: `minilm`, or the folder of a Hugging Face encoder."""
     tuned: bool = True
-    """Whether the encoder learns too; else only what stands on it."""
-    dropout: float = 0.1
-    """Share of the text's mean state that is dropped in training."""
+    """Fine-tune the encoder; if false, only the classification layer is trained."""
+    dropout: Share = 0.1
+    """Dropout rate of the encoded text in training. Usually 0 to 0.4."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmotionClassifierConfig(ClassifierConfig):
-    """The encoder, and what it learns from."""
+    """The encoder's settings and the weight of responses."""
 
-    response_weight: float = 1.0
-    """Weight of the responses' cross-entropy beside the contexts'."""
+    response_weight: Weight = 1.0
+    """Weight of the responses' cross-entropy; the contexts' has weight 1. Usually 0 to 2."""
 
 
 class IntentClassifier(TextClassifier):
@@ -67,6 +69,7 @@ class IntentClassifier(TextClassifier):
         labels="utterances",
     )
     learns: ClassVar[tuple[TextKind, ...]] = ("context",)
+    validation_metrics: ClassVar = ("context", "emotion_accuracy")
     presets: ClassVar = {
         "tiny": {"learning_rate": 1e-3},
         "small": {
@@ -145,6 +148,7 @@ class EmotionClassifier(IntentClassifier):
     """The same for the emotions of conversations, from their contexts and from their responses."""
 
     system = "Emotion classifier"
+    validation_metrics = ("context", "response", "emotion_accuracy")
     paper = "ours, for the unpaired data of Shen et al. 2021"
     Config = EmotionClassifierConfig
     requirements = DataRequirements(

@@ -7,12 +7,12 @@ not depend on its batch.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from attune.models.base import Batch, DialogueVariant
+from attune.models.base import Batch, Bounds, Count, DialogueVariant, Temperature
 
 NEVER = -float("inf")
 BLOCK = 64
@@ -24,23 +24,26 @@ class Decoding:
     """Settings of a decoding method."""
 
     method: Literal["greedy", "beam", "topk", "nucleus"] = "greedy"
-    """greedy, beam, topk or nucleus."""
-    max_tokens: int = 30
-    """Longest answer, `<eos>` not counted; the papers' limit is 30."""
-    beams: int = 5
-    """Hypotheses kept by beam search."""
-    length_penalty: float = 1.0
-    """Beam search compares log-probabilities divided by length to this power; 0 favours short."""
-    block_ngrams: int = 0
-    """Block repeated n-grams of this length; 0 allows all."""
-    top_k: int = 3
-    """topk samples from this many tokens."""
-    top_p: float = 0.9
-    """nucleus samples from the smallest set of tokens with this total probability."""
-    temperature: float = 1.0
-    """Divides the logits before sampling; lower values make likely tokens more likely."""
-    seed: int = 0
-    """Seed of sampling."""
+    """How tokens are chosen: the most likely, by beam search, or sampled."""
+    max_tokens: Count = 30
+    """Maximum number of tokens of an answer, without `<eos>`; the papers' limit is 30."""
+    beams: Count = 5
+    """Number of hypotheses that beam search keeps. Usually 2 to 10."""
+    length_penalty: Annotated[float, Bounds(at_least=0, at_most=100)] = 1.0
+    """Beam search divides a log-probability by the length to this power; 0 favours short answers.
+    Usually 0 to 2."""
+    block_ngrams: Annotated[int, Bounds(at_least=0, at_most=1_000)] = 0
+    """Block repeated n-grams of this length; 0 allows all. Usually 0, 3 or 4."""
+    top_k: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 3
+    """Number of most likely tokens that topk samples from. Usually 3 to 50."""
+    top_p: Annotated[float, Bounds(above=0, at_most=1)] = 0.9
+    """Total probability of the smallest set of tokens that nucleus samples from. Usually 0.8 to
+    0.95."""
+    temperature: Temperature = 1.0
+    """Divisor of the logits before sampling; lower values make likely tokens more likely. Usually
+    0.5 to 1.2."""
+    seed: Annotated[int, Bounds(at_least=0, at_most=2**32 - 1)] = 0
+    """Random seed for sampling."""
 
 
 @torch.no_grad()

@@ -44,6 +44,7 @@ from attune.models.base import (
     Batch,
     Batches,
     Choice,
+    Count,
     DataFilters,
     DataInfo,
     DataRequirements,
@@ -52,8 +53,12 @@ from attune.models.base import (
     Progress,
     Range,
     SearchSpaces,
+    Share,
     Stage,
     State,
+    Steps,
+    Temperature,
+    Weight,
 )
 from attune.models.decoding import sample_categorical
 from attune.models.latents import kl_weight
@@ -77,57 +82,56 @@ INITIAL_EMOTION_LOGIT = 5.0
 class DualEmpConfig(TransformerConfig):
     """The Transformer's settings, Dual-Emp's components and the weights of its loss terms."""
 
-    num_states: int = 32
-    """K: number of states of the consensus."""
-    emotion_weight: float = 1.0
-    """Weight of the emotion's loss on pairs (alpha of eq. 13)."""
-    context_emotion_weight: float = 1.0
-    """Weight of the emotion's loss on unpaired contexts (beta of eq. 18)."""
-    response_emotion_weight: float = 1.0
-    """Weight of the emotion's loss on unpaired responses (gamma of eq. 19)."""
-    divergence_weight: float = 1.0
-    """Weight of the KL divergence of the posteriors from the uniform prior, after annealing."""
-    policy_weight: float = 1.0
-    """Weight of the policy-gradient loss of sampled texts."""
-    annealing_steps: int = 10_000
-    """Steps in which the KL weight rises from 0; 0 uses the full weight from the first step."""
+    num_states: Count = 32
+    """K: number of states of the latent consensus. Usually 8 to 64."""
+    emotion_weight: Weight = 1.0
+    """Weight of the emotion loss on pairs (alpha of eq. 13). Usually 0.1 to 10."""
+    context_emotion_weight: Weight = 1.0
+    """Weight of the emotion loss on unpaired contexts (beta of eq. 18). Usually 0.1 to 10."""
+    response_emotion_weight: Weight = 1.0
+    """Weight of the emotion loss on unpaired responses (gamma of eq. 19). Usually 0.1 to 10."""
+    divergence_weight: Weight = 1.0
+    """Weight of the KL divergence of the posteriors from the uniform prior, after annealing.
+    Usually 0.1 to 1."""
+    policy_weight: Weight = 1.0
+    """Weight of the policy-gradient loss of sampled texts. Usually 0.1 to 1."""
+    annealing_steps: Steps = 10_000
+    """Steps in which the KL weight rises from 0; 0 uses the full weight from the first step.
+    Usually a tenth to a third of all steps."""
     expectation: Literal["gumbel", "exact", "mean"] = "gumbel"
     """How the expectation over the consensus is computed: from one sampled state (straight-through
     Gumbel-softmax), exactly over all K states, or at the mean of their embeddings."""
-    gumbel_temperature: float = 1.0
-    """Temperature of the Gumbel-softmax gradient; lower values approach a one-hot state."""
+    gumbel_temperature: Temperature = 1.0
+    """Temperature of the Gumbel-softmax gradient; lower values approach a one-hot state. Usually
+    0.5 to 1."""
     reward_baseline: Literal["batch", "none"] = "batch"
     """Baseline of the reward: the mean reward of the batch's other samples, or none."""
-    paired_steps: int = 0
-    """Steps on pairs only before unpaired texts are added."""
-    unpaired_every: int = 1
-    """Use unpaired texts every this many steps. If they are few, each would otherwise be seen more
-    often than any pair and become the answer to everything."""
-    sampled_response_tokens: int = 30
-    """Maximum length of a response sampled for an unpaired context."""
-    sampled_context_tokens: int = 40
-    """Maximum length of a context sampled for a response."""
+    paired_steps: Steps = 0
+    """Steps on pairs only, before unpaired texts are added."""
+    unpaired_every: Count = 1
+    """Use unpaired texts every this many steps. A small set of unpaired texts needs a higher value:
+    otherwise each text is seen more often than any pair, and the model repeats it."""
+    sampled_response_tokens: Count = 30
+    """Maximum number of tokens of a response sampled for an unpaired context. Usually 20 to 40."""
+    sampled_context_tokens: Count = 40
+    """Maximum number of tokens of a context sampled for a response. Usually 30 to 80."""
     harvest: str = ""
-    """Folder of `attune data harvest` with unpaired contexts and responses; by default those of the
+    """Folder of `attune data harvest` with unpaired contexts and responses. By default those of the
     data itself, which the bundled corpus has."""
-    harvest_threshold: float = 0.6
-    """Minimum probability of an unpaired text's emotion under the classifier (s in the paper)."""
+    harvest_threshold: Share = 0.6
+    """Minimum probability of an unpaired text's emotion under the classifier (s in the paper).
+    Usually 0.5 to 0.9."""
     dual: bool = True
     """Train a backward model; if false, only q(z | c) and the forward model remain."""
     unpaired: bool = True
-    """Train on unpaired texts, too."""
+    """Train on unpaired texts as well."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.unpaired and not self.dual:
             raise ValueError(
                 "unpaired=true needs dual=true: the backward model reconstructs contexts"
             )
-        if not self.gumbel_temperature > 0:
-            raise ValueError(
-                f"gumbel_temperature: expected a number above 0, got {self.gumbel_temperature}"
-            )
-        if self.unpaired_every < 1:
-            raise ValueError(f"unpaired_every: expected at least 1, got {self.unpaired_every}")
 
 
 class ConsensusDecoderLayer(DecoderLayer):
@@ -230,6 +234,10 @@ class DualEmp(Transformer):
         Transformer.requirements,
         filters=DataFilters(harvest="harvest", harvest_threshold="harvest_threshold"),
     )
+    validation_metrics = (
+        "nll", "back", "nll_by_response", "back_by_response", "divergence_context",
+        "divergence_response", "emotion_context", "emotion_response", "emotion_accuracy",
+    )  # fmt: skip
     presets: ClassVar = {
         **Transformer.presets,
         "tiny": {**Transformer.presets["tiny"], "annealing_steps": 100},

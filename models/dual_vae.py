@@ -28,6 +28,8 @@ from attune.models.base import (
     Progress,
     Range,
     SearchSpaces,
+    Steps,
+    Weight,
 )
 from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
 from attune.models.layers import Decoder, Encoder
@@ -37,14 +39,15 @@ from attune.models.transformer import EmbeddedBatch, replace_first_input
 
 @dataclass(frozen=True, kw_only=True)
 class DualVaeConfig(MultitaskConfig):
-    """Settings of Multi-TRS, and of the latent and the auto-encoder."""
+    """Settings of Multi-TRS, of the latent variable and of the auto-encoder."""
 
-    divergence_weight: float = 1.0
-    """Weight of the KL divergence of posterior and prior, after annealing."""
-    auto_encoding_weight: float = 1.0
-    """Weight of reconstructing the response."""
-    annealing_steps: int = 10_000
-    """Steps in which the divergence's weight rises from 0 to 1; 0 disables annealing."""
+    divergence_weight: Weight = 1.0
+    """Weight of the KL divergence of posterior and prior, after annealing. Usually 0.1 to 1."""
+    auto_encoding_weight: Weight = 1.0
+    """Weight of the response's reconstruction loss. Usually 0.1 to 1."""
+    annealing_steps: Steps = 10_000
+    """Steps in which the KL weight rises from 0; 0 uses the full weight from the first step.
+    Usually a tenth to a third of all steps."""
 
 
 class DualVae(MultiTransformer):
@@ -53,6 +56,7 @@ class DualVae(MultiTransformer):
     system = "DualVAE"
     paper = "Tran and Nguyen 2018"
     Config = DualVaeConfig
+    validation_metrics = (*MultiTransformer.validation_metrics, "auto_encoding", "divergence")
     presets: ClassVar = {
         **MultiTransformer.presets,
         "tiny": {**MultiTransformer.presets["tiny"], "annealing_steps": 100},

@@ -16,6 +16,7 @@ from attune.models.base import (
     DialogueVariant,
     Losses,
     Progress,
+    Size,
     Stage,
     State,
     Update,
@@ -24,9 +25,9 @@ from attune.models.base import (
 
 @dataclass(frozen=True, kw_only=True)
 class DummyConfig:
-    """The only setting."""
+    """Settings of the bigram model."""
 
-    width: int = 32
+    width: Size = 32
     """Width of the word embedding."""
 
 
@@ -38,6 +39,7 @@ class Dummy(DialogueVariant):
     Config = DummyConfig
     presets: ClassVar = {"tiny": {}, "small": {}, "paper": {}}
     zero_3 = True
+    validation_metrics = ("nll", "emotion", "emotion_accuracy")
 
     def __init__(self, config: DummyConfig, data_info: DataInfo):
         super().__init__(config, data_info)

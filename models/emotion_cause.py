@@ -29,7 +29,7 @@ Deviations: as in `transformer.py`, and
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,18 +39,23 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
+    Bounds,
     Choice,
     DataFilters,
     DataInfo,
     DataRequirements,
     Explanation,
     Losses,
+    Probability,
     Progress,
     Range,
     SearchSpaces,
+    Share,
     Stage,
     State,
+    Temperature,
     Update,
+    Weight,
 )
 from attune.models.layers import Attention, DecoderLayer, Encoder
 from attune.models.multitask import SMALL, emotion_loss, run_frozen
@@ -76,45 +81,33 @@ class EmotionCauseConfig(TransformerConfig):
     gate: Literal["soft", "hard"] = "soft"
     """`soft`: a gate is the probability that a word belongs to the cause; `hard`: 0 or 1."""
     gated_by: Literal["cause", "lexicon", "nothing"] = "cause"
-    """Which words the reasoner labels and the gates select: those of the cause, those that a
-    lexicon rates as intense, or none, without gates."""
+    """Words that the reasoner labels and the gates select: those of the cause, those that a lexicon
+    rates as intense, or none (without gates)."""
     gated_layers: Literal["all", "first", "last"] = "all"
     """The decoder layers with gated attention."""
-    gate_temperature: float = 1.0
-    """Temperature of the gates at the start of the joint stage."""
-    final_gate_temperature: float = 1.0
-    """Temperature of the gates at its end and in evaluation; in between it changes
-    geometrically."""
-    hard_threshold: float = 0.5
-    """Probability from which a hard gate is 1 outside training."""
-    cause_threshold: float = 0.0
+    gate_temperature: Temperature = 1.0
+    """Temperature of the gates at the start of the joint stage. Usually 0.1 to 2."""
+    final_gate_temperature: Temperature = 1.0
+    """Temperature of the gates at the end of the joint stage and in evaluation; in between it
+    changes geometrically. Usually 0.1 to 1."""
+    hard_threshold: Probability = 0.5
+    """Probability from which a hard gate is 1 outside training. Usually 0.3 to 0.7."""
+    cause_threshold: Share = 0.0
     """Annotator's probability from which an utterance is labelled as a cause; 0 keeps the labels of
-    the data."""
-    lexicon_threshold: float = 0.8
-    """|valence - 1/2| + arousal above which a word is intense; a quarter of NRC-VAD's words are."""
+    the data. Usually 0.3 to 0.7."""
+    lexicon_threshold: Annotated[float, Bounds(at_least=0, at_most=1.5)] = 0.8
+    """|valence - 1/2| + arousal above which a word is intense. With 0.8, a quarter of NRC-VAD's
+    words are."""
     emotion: bool = True
     """Add the embedding of the predicted emotion to the generator's inputs."""
     multitask: bool = True
-    """Train the reasoner together with the generator; otherwise it is frozen in the joint stage."""
-    emotion_weight: float = 1.0
-    """Weight of the emotion's cross-entropy in eq. 4."""
-    cause_weight: float = 1.0
-    """Weight of the cause labels' cross-entropy in eq. 4."""
-    response_weight: float = 1.0
-    """Weight of the response's negative log-likelihood in eq. 7."""
-
-    def __post_init__(self) -> None:
-        for name in ("gate_temperature", "final_gate_temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
-        if not 0 < self.hard_threshold < 1:
-            raise ValueError(
-                f"hard_threshold: expected a number between 0 and 1, got {self.hard_threshold}"
-            )
-        if not 0 <= self.cause_threshold < 1:
-            raise ValueError(
-                f"cause_threshold: expected a number between 0 and 1, got {self.cause_threshold}"
-            )
+    """Train the reasoner together with the generator; if false, it is frozen in the joint stage."""
+    emotion_weight: Weight = 1.0
+    """Weight of the emotion's cross-entropy in eq. 4. Usually 0.1 to 10."""
+    cause_weight: Weight = 1.0
+    """Weight of the cause labels' cross-entropy in eq. 4. Usually 0.1 to 10."""
+    response_weight: Weight = 1.0
+    """Weight of the response's negative log-likelihood in eq. 7. Usually 0.1 to 10."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +231,7 @@ class EmotionCause(Transformer):
         columns=("context", "context_roles", "response", "emotion", CAUSES),
         filters=DataFilters(cause_threshold="cause_threshold"),
     )
+    validation_metrics = ("nll", "emotion", "cause", "emotion_accuracy", "cause_accuracy")
     presets: ClassVar = {
         **Transformer.presets,
         "small": {**Transformer.presets["small"], **SMALL, "emotion_weight": 4.0},

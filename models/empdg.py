@@ -44,6 +44,7 @@ from attune.models.base import (
     Batch,
     Batches,
     Choice,
+    Count,
     DataInfo,
     DataRequirements,
     Explanation,
@@ -52,7 +53,9 @@ from attune.models.base import (
     Range,
     SearchSpaces,
     Stage,
+    Temperature,
     Update,
+    Weight,
 )
 from attune.models.critics import (
     Critic,
@@ -70,40 +73,32 @@ SEMANTIC, EMOTIONAL = "semantic", "emotional"
 
 @dataclass(frozen=True, kw_only=True)
 class EmpdgConfig(TransformerConfig):
-    """Settings of the Transformer, of EmpDG's parts and of their loss weights."""
+    """Settings of the Transformer, EmpDG's components and the weights of its loss terms."""
 
-    emotion_weight: float = 1.0
-    """Gamma_1 of eq. 15: weight of the emotion's cross-entropy."""
-    response_weight: float = 1.0
-    """Gamma_2 of eq. 15: weight of the response's negative log-likelihood."""
-    adversarial_weight: float = 0.05
-    """Weight of the critics' scores in the generator's loss. The paper weighs them like the
-    likelihood summed over a response's tokens, about twenty; here the likelihood is a mean over
-    tokens."""
-    penalty_weight: float = 0.1
-    """Beta of eq. 19: weight of the critics' gradient penalty."""
-    critic_steps: int = 1
-    """Updates of the critics per round of the adversarial stage."""
-    generator_steps: int = 5
-    """Updates of the generator per round of the adversarial stage."""
-    gumbel_temperature: float = 1.0
-    """Temperature of the softmax through which the gradient reaches the sampled words."""
+    emotion_weight: Weight = 1.0
+    """Weight of the emotion's cross-entropy (gamma_1 of eq. 15). Usually 0.1 to 10."""
+    response_weight: Weight = 1.0
+    """Weight of the response's negative log-likelihood (gamma_2 of eq. 15). Usually 0.1 to 10."""
+    adversarial_weight: Weight = 0.05
+    """Weight of the critics' scores in the generator's loss. The paper gives them the weight of the
+    likelihood summed over a response's tokens, about 20; here the likelihood is a mean over tokens.
+    Usually 0.01 to 0.2."""
+    penalty_weight: Weight = 0.1
+    """Weight of the critics' gradient penalty (beta of eq. 19). Usually 0.01 to 10."""
+    critic_steps: Count = 1
+    """Updates of the critics per round of the adversarial stage. Usually 1 to 5."""
+    generator_steps: Count = 5
+    """Updates of the generator per round of the adversarial stage. Usually 1 to 10."""
+    gumbel_temperature: Temperature = 1.0
+    """Temperature of the softmax through which the gradient reaches the sampled words. Usually 0.5
+    to 1."""
     all_samples: bool = True
-    """Train the likelihood stage on all samples; otherwise on those with a next turn, as the other
-    stages."""
+    """Train the likelihood stage on all samples; if false, only on those with a next turn, as in
+    the other stages."""
     multiresolution: bool = True
     """Encode emotion words besides the context, and train an emotional critic on them."""
     discriminators: bool = True
     """Train with critics after the likelihood stage."""
-
-    def __post_init__(self) -> None:
-        for name in ("critic_steps", "generator_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not self.gumbel_temperature > 0:
-            raise ValueError(
-                f"gumbel_temperature: expected a number above 0, got {self.gumbel_temperature}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +119,10 @@ class Empdg(Transformer):
         columns=("context", "context_roles", "response", "emotion", "next_turn", "emotion_words"),
         streams=(PAIRED, FOLLOWED),
     )
+    validation_metrics = (
+        "nll", "emotion", "emotion_accuracy", "adversarial", "wasserstein", "wasserstein_semantic",
+        "wasserstein_emotional", "penalty_semantic", "penalty_emotional",
+    )  # fmt: skip
     presets: ClassVar = {
         **Transformer.presets,
         "small": {**Transformer.presets["small"], **SMALL, "emotion_weight": 4.0},

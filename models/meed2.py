@@ -15,7 +15,7 @@ listener's, so the decoder gets no speaker embedding.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,9 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
+    Bounds,
     Choice,
+    Count,
     DataFilters,
     DataInfo,
     DataRequirements,
@@ -34,9 +36,12 @@ from attune.models.base import (
     Progress,
     Range,
     SearchSpaces,
+    Share,
+    Size,
     Stage,
     State,
     Update,
+    Weight,
 )
 from attune.models.labels import LABELS
 from attune.models.layers import Decoder, Encoder, Positions, WordEmbedding
@@ -58,41 +63,37 @@ LABEL_COLUMNS = ("context_labels", "response_label")
 class Meed2Config(TransformerConfig):
     """Settings of a larger Transformer, and of the labels and their predictor."""
 
-    num_layers: int = 4
-    """Layers of each encoder and of the decoder."""
-    num_heads: int = 6
-    """Attention heads."""
-    key_depth: int = 300
-    """Width of queries, keys and values, all heads together."""
-    filter_width: int = 1200
-    """Width inside the feed-forward."""
-    dropout: float = 0.1
-    """Share of activations dropped in training."""
+    num_layers: Count = 4
+    """Number of layers of each encoder, and of the decoder. Usually 1 to 6."""
+    num_heads: Count = 6
+    """Number of attention heads; must divide key_depth. Usually 2 to 8."""
+    key_depth: Size = 300
+    """Total width of queries, keys and values over all heads. Usually the same as width."""
+    filter_width: Size = 1200
+    """Width of the hidden layer in feed-forward blocks. Usually 2 to 4 times width."""
+    dropout: Share = 0.1
+    """Dropout rate of activations in training. Usually 0 to 0.4."""
     tied: bool = True
-    """Use the word embedding as the output layer."""
+    """Use the word embedding as the output layer as well."""
     labels: bool = True
-    """Embed the labels of utterances and of the response; otherwise a plain Transformer."""
+    """Embed the labels of utterances and of the response; if false, a plain Transformer."""
     joint: bool = False
     """Predict the label from the states that the decoder attends to, and train both together."""
-    predictor_rate: float = 1.0
-    """The learning rate of the predictor's stage, as a multiple of the dialogue's."""
-    label_weight: float = 1.0
-    """Weight of the label's cross-entropy in joint training."""
-    label_strength: float = 1.0
-    """Factor of the response label's embedding in the decoder's input."""
-
-    emotionality_threshold: float = 0.0
-    """Train on dialogs at least this emotional: the mean over a dialog's utterances of the sum of
-    the 32 emotions' probabilities. Above 0 it needs `attune annotate emotions`."""
+    predictor_rate: Annotated[float, Bounds(above=0, at_most=1_000)] = 1.0
+    """Learning rate of the predictor's stage, as a multiple of the run's. Usually 0.1 to 1."""
+    label_weight: Weight = 1.0
+    """Weight of the label's cross-entropy in joint training. Usually 0.1 to 10."""
+    label_strength: Annotated[float, Bounds(at_least=0)] = 1.0
+    """Factor of the response label's embedding in the decoder's input. Usually 1 to 4."""
+    emotionality_threshold: Share = 0.0
+    """Train only on dialogs whose emotionality reaches this value: the mean over a dialog's
+    utterances of the summed probabilities of the 32 emotions. Usually 0 to 0.8; above 0 it needs
+    `attune annotate emotions`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.joint and not self.labels:
             raise ValueError("joint=true needs labels=true")
-        if not 0 <= self.emotionality_threshold < 1:
-            raise ValueError(
-                "emotionality_threshold: expected a number from 0 to below 1, "
-                f"got {self.emotionality_threshold}"
-            )
 
 
 class LabelHead(nn.Module):
@@ -163,6 +164,7 @@ class Meed2(Transformer):
         columns=(*COLUMNS, *LABEL_COLUMNS),
         filters=DataFilters(emotionality_threshold="emotionality_threshold"),
     )
+    validation_metrics = ("nll", "label", "response_label_accuracy")
     presets: ClassVar = {
         "tiny": {
             "width": 32, "num_layers": 1, "num_heads": 2, "key_depth": 32, "filter_width": 64,

@@ -26,7 +26,7 @@ Deviations: as in `transformer.py`, and
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,15 +36,19 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
+    Bounds,
     Choice,
     DataInfo,
     Explanation,
     LabelledPoints,
     Losses,
+    Probability,
     Progress,
     Range,
     SearchSpaces,
     State,
+    Steps,
+    Weight,
 )
 from attune.models.decoding import sample_generators
 from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
@@ -71,12 +75,12 @@ NO_TARGET = -100
 class MimeConfig(TransformerConfig):
     """The Transformer's settings, MIME's components and the weights of its loss terms."""
 
-    classification_weight: float = 1.0
-    """Weight of the emotion's cross-entropy (alpha of eq. 32)."""
-    elbo_weight: float = 1.0
-    """Weight of the evidence lower bounds of both groups (beta of eq. 32)."""
-    response_weight: float = 1.0
-    """Weight of the response's likelihood (gamma of eq. 32)."""
+    classification_weight: Weight = 1.0
+    """Weight of the emotion's cross-entropy (alpha of eq. 32). Usually 0.1 to 10."""
+    elbo_weight: Weight = 1.0
+    """Weight of the evidence lower bounds of both groups (beta of eq. 32). Usually 0.1 to 10."""
+    response_weight: Weight = 1.0
+    """Weight of the response's negative log-likelihood (gamma of eq. 32). Usually 0.1 to 10."""
     mimicry: bool = True
     """Order the refined contexts by the speaker's polarity: mimicking first (eq. 18-19)."""
     grouping: bool = True
@@ -86,26 +90,22 @@ class MimeConfig(TransformerConfig):
     moved: str = ""
     """Emotions to move to the other group of Table 1, comma-separated; the paper itself questions
     the place of `surprised` and `anticipating`."""
-    positive_threshold: float = 0.5
+    positive_threshold: Probability = 0.5
     """A context is positive if p / (p + n) reaches this value, where p and n are the probabilities
-    of the likeliest positive and negative emotion; 0.5 compares the two."""
+    of the most likely positive and negative emotion. Usually 0.3 to 0.7; 0.5 compares the two."""
     gate: Literal["each", "pair", "open"] = "each"
     """Gates of eq. 25: one for each dimension of both representations, one for each representation
     of a token, or none (always open)."""
-    sampling_temperature: float = 1.0
-    """Factor of the standard deviation when the latent variable is sampled."""
-    annealing_steps: int = 10_000
-    """Steps in which the weight of the KL divergence rises from 0 to 1; 0 uses the full weight from
-    the first step, as in eq. 16."""
+    sampling_temperature: Annotated[float, Bounds(at_least=0)] = 1.0
+    """Factor of the standard deviation when the latent variable is sampled. Usually 0.5 to 1.5."""
+    annealing_steps: Steps = 10_000
+    """Steps in which the KL weight rises from 0; 0 uses the full weight from the first step, as in
+    eq. 16. Usually a tenth to a third of all steps."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mimicry and not self.grouping:
             raise ValueError("mimicry=true needs grouping=true: set mimicry=false as well")
-        if not 0 < self.positive_threshold < 1:
-            raise ValueError(
-                "positive_threshold: expected a number between 0 and 1, "
-                f"got {self.positive_threshold}"
-            )
         known = sorted(name for names in TABLE_1.values() for name in names)
         for name in self.moved_emotions():
             if name not in known:
@@ -149,6 +149,9 @@ class Mime(Transformer):
     system = "MIME"
     paper = "Majumder et al. 2020"
     Config = MimeConfig
+    validation_metrics = (
+        "nll", "emotion", "emotion_accuracy", "elbo_positive", "elbo_negative", "elbo_all",
+    )  # fmt: skip
     presets: ClassVar = {
         **Transformer.presets,
         "tiny": {**Transformer.presets["tiny"], "annealing_steps": 100},

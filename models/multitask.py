@@ -27,6 +27,7 @@ from attune.models.base import (
     SearchSpaces,
     Stage,
     Update,
+    Weight,
 )
 from attune.models.layers import Encoder, Positions
 from attune.models.transformer import Transformer, TransformerConfig, build_word_embedding
@@ -34,10 +35,10 @@ from attune.models.transformer import Transformer, TransformerConfig, build_word
 
 @dataclass(frozen=True, kw_only=True)
 class MultitaskConfig(TransformerConfig):
-    """Settings of the Transformer, and the weight of the emotion."""
+    """Settings of the Transformer, and the weight of the emotion loss."""
 
-    emotion_weight: float = 1.0
-    """Weight of the emotion's cross-entropy beside the response's."""
+    emotion_weight: Weight = 1.0
+    """Weight of the emotion's cross-entropy; the response's has weight 1. Usually 0.1 to 10."""
 
 
 SMALL = {
@@ -71,6 +72,7 @@ class MultiTransformer(Transformer):
     system = "Multi-TRS"
     paper = "Rashkin et al. 2019"
     Config = MultitaskConfig
+    validation_metrics = ("nll", "emotion", "emotion_accuracy")
     presets: ClassVar = {
         **Transformer.presets,
         "small": {

@@ -11,7 +11,7 @@ and `small` (the public code's has no effect).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,17 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
+    Bounds,
     Choice,
+    Count,
     DataInfo,
     DialogueVariant,
     Losses,
     Progress,
     Range,
     SearchSpaces,
+    Share,
+    Size,
     Stage,
     State,
     Update,
@@ -37,29 +41,37 @@ from attune.models.output_layer import OutputLayer
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """How large, and how it is taught."""
+    """Sizes of the layers, and regularization."""
 
-    width: int = 300
-    """Width of embeddings and hidden states."""
-    embedding_width: int | None = None
-    """Width of the embedding table if no word vectors are set; `none` is the model's width."""
-    num_layers: int = 1
-    """Layers of the encoder and of the decoder."""
-    num_heads: int = 2
-    """Attention heads."""
-    key_depth: int = 40
-    """Width of queries, keys and values, all heads together."""
-    filter_width: int = 50
-    """Width inside the feed-forward."""
-    dropout: float = 0.0
-    """Share of activations dropped in training."""
-    word_dropout: float = 0.0
-    """Share of context words read as `<unk>` in training: without a vocabulary cut it is the only
-    way that `<unk>`, which test contexts hold, is ever learned."""
+    width: Size = 300
+    """Width of embeddings and hidden states. 300 fits GloVe's vectors; usually 128 to 512."""
+    embedding_width: Annotated[int | None, Bounds(at_least=1, at_most=65_536)] = None
+    """Width of the embedding table if no word vectors are set; `none` is the model's width. Usually
+    none, or 32 to 128."""
+    num_layers: Count = 1
+    """Number of layers of the encoder, and of the decoder. Usually 1 to 6."""
+    num_heads: Count = 2
+    """Number of attention heads; must divide key_depth. Usually 2 to 8."""
+    key_depth: Size = 40
+    """Total width of queries, keys and values over all heads. Usually the same as width."""
+    filter_width: Size = 50
+    """Width of the hidden layer in feed-forward blocks. Usually 2 to 4 times width."""
+    dropout: Share = 0.0
+    """Dropout rate of activations in training. Usually 0 to 0.4."""
+    word_dropout: Share = 0.0
+    """Share of context words replaced by `<unk>` in training, so that the model learns an embedding
+    for the unknown words of new contexts. Usually 0 to 0.4."""
     tied: bool = False
-    """Use the word embedding as the output layer."""
-    label_smoothing: float = 0.0
-    """Share of the target's probability spread over all words."""
+    """Use the word embedding as the output layer as well."""
+    label_smoothing: Share = 0.0
+    """Share of the target's probability that is spread over all words. Usually 0 to 0.1."""
+
+    def __post_init__(self) -> None:
+        if self.key_depth % self.num_heads:
+            raise ValueError(
+                f"key_depth: expected a multiple of num_heads={self.num_heads}, "
+                f"got {self.key_depth}"
+            )
 
 
 def build_word_embedding(config: TransformerConfig, data_info: DataInfo) -> WordEmbedding:
@@ -118,6 +130,7 @@ class Transformer(DialogueVariant):
     paper = "Vaswani et al. 2017"
     Config = TransformerConfig
     likelihood_term = "nll"
+    validation_metrics: ClassVar = ("nll",)
     presets: ClassVar = {
         "tiny": {"width": 32, "key_depth": 32, "filter_width": 64, "tied": True},
         "small": {

@@ -8,8 +8,7 @@ from typing import Any
 import gradio as gr
 
 from attune.models.decoding import Decoding
-from attune.platform.core.field_help import field_help
-from attune.platform.core.settings import apply_overrides
+from attune.platform.core.settings import apply_overrides, setting_help
 
 RANGES: dict[str, tuple[float, float, float]] = {
     "max_tokens": (1, 100, 1),
@@ -30,7 +29,7 @@ def build_settings() -> list[gr.components.Component]:
 
 def _build_setting(field: "dataclasses.Field[Any]") -> gr.components.Component:
     """Build a dropdown, a number field or a slider, by the type of the setting."""
-    help_text = field_help(Decoding)[field.name]
+    help_text = setting_help(Decoding)[field.name]
     default: Any = field.default
     field_type = typing.get_type_hints(Decoding)[field.name]
     if typing.get_origin(field_type) is typing.Literal:

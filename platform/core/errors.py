@@ -16,12 +16,24 @@ class ServiceError(RuntimeError):
     """A process or a server failed; the message has its output. Exit code 1, no traceback."""
 
 
-def unknown_choice(kind: str, value: object, choices: Iterable[str]) -> str:
+def unknown_choice(
+    kind: str, value: object, choices: Iterable[str], otherwise: str | None = None
+) -> str:
     """Return an error message such as `unknown emotion 'happi': did you mean 'happy'?`.
 
-    It lists the choices where none is similar.
+    Where no choice is similar, it ends with `otherwise`, or else with a list of all choices.
     """
-    choices = sorted(choices)
-    near = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(choices)}"
+    choices = sorted(map(str, choices))
+    near = _similar_choices(str(value), choices)
+    if near:
+        hint = f"did you mean {' or '.join(repr(choice) for choice in near)}?"
+    else:
+        hint = otherwise or f"choose from {', '.join(choices)}"
     return f"unknown {kind} '{value}': {hint}"
+
+
+def _similar_choices(value: str, choices: list[str]) -> list[str]:
+    """Return the choice with the most similar spelling, or else those that contain the value."""
+    near = difflib.get_close_matches(value, choices, n=1)
+    containing = [choice for choice in choices if len(value) > 2 and value in choice]
+    return near or containing[:3]

@@ -5,11 +5,12 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from attune.models import VARIANTS, all_variants, load_variant
-from attune.models.base import TextClassifier, Variant
+from attune.models.base import Bounds, TextClassifier, Variant
 from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.field_help import field_help
 
 PRESETS = ("tiny", "small", "paper")
 _TYPE_NAMES = {int: "an integer", float: "a float", bool: "true or false", str: "text"}
@@ -39,15 +40,11 @@ def labels_utterances(variant: type[Variant]) -> bool:
 
 
 def apply_overrides(config: Any, overrides: Mapping[str, Any]) -> Any:
-    """Return a dataclass with some fields changed; text is parsed as the field's type."""
-    hints = typing.get_type_hints(type(config))
-    values = {}
-    for key, value in overrides.items():
-        if key not in hints:
-            raise UsageError(unknown_choice("setting", key, hints))
-        values[key] = _parse_value(key, value, hints[key])
+    """Return a dataclass with some fields changed, after checking each value and all together."""
     try:
-        return dataclasses.replace(config, **values)
+        return dataclasses.replace(config, **parse_settings(type(config), overrides))
+    except UsageError:
+        raise
     except ValueError as error:  # settings that do not go together
         raise UsageError(str(error)) from None
 
@@ -69,23 +66,64 @@ def find_threshold(config: Any, setting: str | None) -> Threshold | None:
     return Threshold(setting, value) if setting and value else None
 
 
-def _parse_value(key: str, value: Any, kind: Any) -> Any:
-    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+def parse_settings(dataclass: type, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for fields of a dataclass; text is parsed, types and bounds are checked."""
+    hints = typing.get_type_hints(dataclass, include_extras=True)
+    for key in overrides:
+        if key not in hints:
+            raise UsageError(unknown_choice("setting", key, hints))
+    return {key: _parse_value(key, value, hints[key]) for key, value in overrides.items()}
+
+
+def setting_help(dataclass: type) -> dict[str, str]:
+    """Return the help of each field: its docstring, then its choices or bounds."""
+    hints = typing.get_type_hints(dataclass, include_extras=True)
+    texts = field_help(dataclass)
+    return {
+        field.name: f"{texts[field.name]}{_describe_values(hints[field.name])}"
+        for field in dataclasses.fields(dataclass)
+    }
+
+
+def _describe_values(hint: Any) -> str:
+    """Return ` (from 0 to below 1)`, ` (mean or public)`, or nothing where any value is allowed."""
+    _, choices, bounds = _split_hint(hint)
+    if choices:
+        return f" ({', '.join(choices[:-1])} or {choices[-1]})"
+    return "" if bounds is None else f" ({bounds})"
+
+
+def _split_hint(hint: Any) -> tuple[tuple[type, ...], tuple[str, ...], Bounds | None]:
+    """Return the types, choices and bounds that a type hint such as `Annotated[int | None,
+    Bounds(at_least=1)]` declares."""
+    bounds = None
+    if typing.get_origin(hint) is Annotated:
+        hint, bounds = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return (str,), typing.get_args(hint), bounds
+    return (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)), (), bounds
+
+
+def _parse_value(key: str, value: Any, hint: Any) -> Any:
+    allowed, choices, bounds = _split_hint(hint)
     if choices:
         if value not in choices:
-            raise UsageError(unknown_choice(f"value of {key}", value, map(str, choices)))
+            raise UsageError(unknown_choice(f"value of {key}", value, choices))
         return value
-    allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value in ("none", None) and type(None) in allowed:
         return None
     kind = next(one for one in allowed if one is not type(None))
+    parsed = value
     if isinstance(value, str) and kind is not str:
         try:
-            value = json.loads(value.lower())
+            parsed = json.loads(value.lower())
         except json.JSONDecodeError:
             raise UsageError(f"{key}: expected {_TYPE_NAMES[kind]}, got '{value}'") from None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not kind:
+    if kind is float and isinstance(parsed, int) and not isinstance(parsed, bool):
+        parsed = float(parsed)
+    if type(parsed) is not kind:
         raise UsageError(f"{key}: expected {_TYPE_NAMES[kind]}, got '{value}'")
-    return value
+    if bounds is not None and parsed not in bounds:
+        noun = "" if str(bounds).startswith("at least") else "a number "
+        raise UsageError(f"{key}: expected {noun}{bounds}, got {value}")
+    return parsed

@@ -3,84 +3,91 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from attune.models.base import Choice, Range
+from attune.models.base import Bounds, Choice, Count, Range, Share, Steps, Weight
 from attune.platform.core.errors import UsageError, unknown_choice
-from attune.platform.core.settings import apply_overrides, find_variant
+from attune.platform.core.settings import apply_overrides, find_variant, parse_settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """Data, optimizer, schedule, and when to validate, save and stop."""
 
-    batch_size: int = 32
-    """Samples (or tokens, see batch_by) of a batch, all workers together."""
+    batch_size: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 32
+    """Size of a batch over all workers, in samples or in tokens (see batch_by). Usually 16 to 128
+    samples, or 1,000 to 10,000 tokens."""
     batch_by: Literal["samples", "tokens"] = "samples"
     """What batch_size counts."""
-    accumulation: int = 1
-    """Parts that a batch is computed in, one after another, to save memory; changes no result."""
-    learning_rate: float = 1e-3
-    """The highest rate, whatever the schedule."""
+    accumulation: Count = 1
+    """Number of parts in which a batch is computed one after another, to save memory; does not
+    change results. Usually 1 to 8."""
+    learning_rate: Annotated[float, Bounds(above=0, at_most=100)] = 1e-3
+    """Highest learning rate of the schedule. Usually 0.0001 to 0.003; 0.00002 to 0.0001 for
+    pretrained encoders."""
     schedule: Literal["constant", "noam", "linear", "cosine"] = "constant"
-    """Decay of the rate after the warm-up: none, 1 / sqrt(step), linearly, or by cosine, to 0."""
-    warmup_steps: int = 0
-    """Updates in which the rate rises from 0."""
-    adam_beta1: float = 0.9
-    """Decay of Adam's first moment."""
-    adam_beta2: float = 0.999
-    """Decay of Adam's second moment."""
-    adam_epsilon: float = 1e-8
-    """Added to Adam's denominator."""
-    weight_decay: float = 0.01
-    """Decoupled weight decay (AdamW); with 0 it is Adam."""
-    gradient_clipping: float = 1.0
-    """Largest norm of a player's gradient; 0 does not clip."""
+    """Decay of the learning rate after the warm-up: constant, inverse square root (noam), linear or
+    cosine."""
+    warmup_steps: Steps = 0
+    """Steps in which the learning rate rises linearly from 0. Usually 0 to a tenth of all steps."""
+    adam_beta1: Share = 0.9
+    """Adam beta1. Usually 0.9; 0.5 to 0.9 for adversarial training."""
+    adam_beta2: Share = 0.999
+    """Adam beta2. Usually 0.98 to 0.999."""
+    adam_epsilon: Annotated[float, Bounds(above=0, below=1)] = 1e-8
+    """Adam epsilon. Usually 1e-9 to 1e-6."""
+    weight_decay: Annotated[float, Bounds(at_least=0, at_most=100)] = 0.01
+    """Decoupled weight decay (AdamW); 0 is plain Adam. Usually 0 to 0.1."""
+    gradient_clipping: Weight = 1.0
+    """Maximum norm of a player's gradient; 0 does not clip. Usually 0.5 to 5."""
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     """Number format of training. `auto` selects bf16 where the machine computes it natively (GPUs,
     and CPUs with `avx512_bf16` or `amx_bf16`), else fp32."""
     deepspeed: str | None = None
-    """Settings of DeepSpeed for where it is trained: `one-cpu`, `one-gpu`, `one-gpu-offload`,
-    `eight-gpus-zero-1`, `eight-gpus-zero-2`, `many-nodes`, or a JSON file (docs/operations.md); its
-    ZeRO stage counts where --zero is not given."""
+    """DeepSpeed settings: `one-cpu`, `one-gpu`, `one-gpu-offload`, `eight-gpus-zero-1`,
+    `eight-gpus-zero-2`, `many-nodes`, or a JSON file (docs/operations.md). Its ZeRO stage is used
+    if --zero is not given."""
     loss_scale: Literal["mean", "public"] = "mean"
-    """`public` sums token terms over the batch, as the papers' code does, and so weighs the
-    emotion far less than the papers say."""
-    max_epochs: int = 12
-    """Passes through the data at most, all stages together."""
-    evaluate_every: int = 0
-    """Steps between validations; 0 validates once an epoch."""
-    patience: int = 3
-    """Validations without improvement after which a stage ends; 0 never ends early."""
-    checkpoint_every: int = 0
-    """Steps between checkpoints; 0 writes one at each validation."""
+    """`public` sums token terms over the batch, as the papers' code does, which gives the emotion
+    loss far less weight than the papers state."""
+    max_epochs: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 12
+    """Maximum number of epochs, all stages together. Usually 3 to 50."""
+    evaluate_every: Steps = 0
+    """Steps between validations; 0 validates once per epoch. Usually 0, or 200 to 2,000."""
+    patience: Annotated[int, Bounds(at_least=0, at_most=1_000_000)] = 3
+    """Validations without improvement after which a stage ends; 0 never ends early. Usually 2 to
+    5."""
+    checkpoint_every: Steps = 0
+    """Steps between checkpoints; 0 writes one at each validation. Usually 0, or 100 to 1,000."""
     track_checkpoint: bool = True
-    """Whether MLflow gets the last checkpoint too, and not only the best model."""
-    log_every: int = 10
-    """Steps between logged losses."""
-    max_context: int | None = None
-    """Context tokens to keep, counted from the end."""
+    """Log the last checkpoint to MLflow, besides the best model."""
+    log_every: Annotated[int, Bounds(at_least=1, at_most=1_000_000_000)] = 10
+    """Steps between logged losses. Usually 1 to 100."""
+    max_context: Annotated[int | None, Bounds(at_least=1, at_most=1_000_000)] = None
+    """Maximum number of context tokens; the last ones are kept. Usually none, or 100 to 500."""
     vocabulary: Literal["train", "everything"] = "train"
-    """Whose tokens are known; `everything` is the papers' code's vocabulary, which has seen valid
-    and test."""
-    vocabulary_size: int | None = None
-    """Tokens to know at most, special ones counted; of words the rest is `<unk>`."""
-    min_count: int = 1
-    """Occurrences in train that a token needs to be known."""
+    """Splits from which the vocabulary is built; `everything`, as in the papers' code, includes the
+    words of valid and test."""
+    vocabulary_size: Annotated[int | None, Bounds(at_least=1, at_most=10_000_000)] = None
+    """Maximum number of tokens in the vocabulary, special tokens included; other words become
+    `<unk>`. Usually none, or 10,000 to 50,000."""
+    min_count: Annotated[int, Bounds(at_least=1, at_most=1_000_000_000)] = 1
+    """Occurrences in train from which a token is part of the vocabulary. Usually 1 to 5."""
     tokenizer: str | None = None
     """The `tokenizer.json` of a byte-level tokenizer such as RoBERTa's, for variants that read
-    subwords; without, subwords are learned from train, 16,000 where vocabulary_size is not set."""
+    subwords. Without it, subwords are learned from train: vocabulary_size of them, or 16,000."""
     word_vectors: str | None = None
-    """A file of word vectors (GloVe's text form, may be packed) to begin with."""
+    """File of word vectors (GloVe's text format, also compressed) that initialises the word
+    embedding."""
     lexicon: str | None = None
-    """A file of emotion words (NRC's, or a word a line) for variants that read them; without, the
-    data's own, else the small one of the bundled corpus."""
+    """File of emotion words (NRC's, or one word per line) for variants that use them. By default
+    that of the data, or else the small lexicon of the bundled corpus."""
     labeller: str | None = None
-    """A run of intent-classifier, for variants that read the labels of utterances: it labels what
-    they are told when they answer; without, the run that labelled the data."""
+    """Run of intent-classifier that labels the context when the model answers, for variants that
+    read labels of utterances. By default the run that labelled the data."""
     valence_arousal: str | None = None
-    """A file of NRC-VAD (word, valence, arousal, dominance) for variants that read how strongly
-    words are felt; without, what the lexicon has."""
+    """NRC-VAD file (word, valence, arousal, dominance) for variants that use the intensity of
+    words. By default the lexicon's values."""
 
 
 SEARCH_SPACES: Mapping[str, Mapping[str, Choice | Range]] = {
@@ -100,34 +107,38 @@ _PRESET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Training settings of a preset of every variant, unless the variant's preset has its own."""
 
-_POSITIVE = ("batch_size", "accumulation", "max_epochs", "log_every", "min_count")
-
 
 def configure(
     name: str, preset: str = "small", overrides: Mapping[str, Any] | None = None
 ) -> tuple[Any, TrainingConfig]:
-    """A variant's configuration and how it is trained: defaults, preset, ablation, overrides."""
+    """Return the model's and the training's settings: defaults, preset, ablation, overrides."""
     variant, fixed = find_variant(name)
     if preset not in variant.presets:
         raise UsageError(unknown_choice("preset", preset, variant.presets))
-    model_keys = {field.name for field in dataclasses.fields(variant.Config)}
-    training_keys = {field.name for field in dataclasses.fields(TrainingConfig)}
-    defaults = _PRESET_DEFAULTS.get(preset, {})
-    wanted = {**defaults, **variant.presets[preset], **fixed, **(overrides or {})}
-    for key in wanted:
-        if key not in model_keys | training_keys:
-            raise UsageError(unknown_choice("setting", key, model_keys | training_keys))
-    config = apply_overrides(variant.Config(), {k: v for k, v in wanted.items() if k in model_keys})
-    training = apply_overrides(
-        TrainingConfig(), {k: v for k, v in wanted.items() if k in training_keys}
+    model, training = parse_variant_settings(
+        name,
+        {
+            **_PRESET_DEFAULTS.get(preset, {}),
+            **variant.presets[preset],
+            **fixed,
+            **(overrides or {}),
+        },
     )
-    _check(training)
-    return config, training
+    return apply_overrides(variant.Config(), model), apply_overrides(TrainingConfig(), training)
 
 
-def _check(training: TrainingConfig) -> None:
-    for field in dataclasses.fields(training):
-        value = getattr(training, field.name)
-        lowest = 1 if field.name in _POSITIVE else 0
-        if isinstance(value, int | float) and not value >= lowest:
-            raise UsageError(f"{field.name}: expected at least {lowest}, got {value}")
+def parse_variant_settings(
+    name: str, overrides: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a variant's model settings and training settings, each checked by itself."""
+    config = find_variant(name)[0].Config
+    model_keys = {field.name for field in dataclasses.fields(config)}
+    training_keys = {field.name for field in dataclasses.fields(TrainingConfig)}
+    for key in overrides:
+        if key not in model_keys | training_keys:
+            hint = f"'attune variants {name}' lists the settings"
+            raise UsageError(unknown_choice("setting", key, model_keys | training_keys, hint))
+    return (
+        parse_settings(config, {k: v for k, v in overrides.items() if k in model_keys}),
+        parse_settings(TrainingConfig, {k: v for k, v in overrides.items() if k in training_keys}),
+    )

@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -26,8 +27,13 @@ import yaml
 from attune.models.base import Choice, Range
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError, unknown_choice
-from attune.platform.core.settings import find_variant
-from attune.platform.training.settings import SEARCH_SPACES, TrainingConfig, configure
+from attune.platform.core.settings import find_variant, parse_settings
+from attune.platform.training.settings import (
+    SEARCH_SPACES,
+    TrainingConfig,
+    configure,
+    parse_variant_settings,
+)
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -228,16 +234,27 @@ def _setting_names(variant: str) -> set[str]:
 def _check_values(
     variant: str, space: Space, fixed: Mapping[str, Any], preset: str, definition: SweepDefinition
 ) -> None:
-    """Have the variant's own checks look at every value that may be tried, at a range's ends."""
+    """Check the settings that all trials share, and every value of a choice or end of a range."""
+    for key, value in fixed.items():
+        place = f"{definition.source}: set." if key in definition.set else ""
+        with _errors_at(place, key):
+            parse_variant_settings(variant, {key: value})
     for key, dimension in space.items():
+        place = f"{definition.source}: space." if key in definition.space else ""
         for value in boundary_values(dimension):
-            try:
+            with _errors_at(place, key):
                 configure(variant, preset, {**fixed, key: value})
-            except UsageError as error:
-                place = (
-                    f"{definition.source}: space.{key}: " if key in definition.space else f"{key}: "
-                )
-                raise UsageError(f"{place}{error}") from None
+
+
+@contextmanager
+def _errors_at(place: str, key: str) -> Iterator[None]:
+    """Put the place in the sweep file before an error about a setting, which is named once."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error)
+        name = f"{key}: " if place and not text.startswith(f"{key}:") else ""
+        raise UsageError(f"{place}{name}{text}") from None
 
 
 def boundary_values(dimension: Choice | Range) -> tuple[Any, ...]:
@@ -270,6 +287,13 @@ def build_decoding_spaces(
     for key in (*definition.space, *fixed):
         if key not in keys:
             raise UsageError(f"{unknown_choice('setting of decoding', key, keys)}")
+    for key, value in fixed.items():
+        with _errors_at(f"{definition.source}: set." if key in definition.set else "", key):
+            parse_settings(Decoding, {key: value})
+    for key, dimension in definition.space.items():
+        for value in boundary_values(dimension):
+            with _errors_at(f"{definition.source}: space.", key):
+                parse_settings(Decoding, {key: value})
     return spaces
 
 

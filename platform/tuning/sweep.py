@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from attune.models.base import DialogueVariant
+from attune.models.base import DialogueVariant, Variant
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.core.home import home
 from attune.platform.core.records import (
@@ -383,7 +383,18 @@ def parse_metrics(text: str | None, variants: Sequence[str]) -> tuple[str, ...]:
     names = [part.strip().removeprefix("valid_") for part in text.split(",")]
     if not all(names) or len(set(names)) != len(names) or len(names) > 2:
         raise UsageError(f"--metric {text}: one metric or two are expected, as in 'perplexity'")
+    for variant in variants:
+        known = _known_metrics(find_variant(variant)[0])
+        for name in names:
+            if name not in known:
+                raise UsageError(f"--metric: {unknown_choice(f'metric of {variant}', name, known)}")
     return tuple(f"valid_{name}" for name in names)
+
+
+def _known_metrics(variant: type[Variant]) -> tuple[str, ...]:
+    """Return the metrics that a sweep over a variant can use."""
+    answers = ("perplexity", *FINAL_METRICS) if issubclass(variant, DialogueVariant) else ()
+    return ("loss", *variant.validation_metrics, *answers)
 
 
 def sweeps_folder() -> Path:

@@ -8,11 +8,12 @@ import sys
 import pytest
 
 from attune.jobs import options
-from attune.jobs.variants import PRESETS, field_help
+from attune.jobs.variants import PRESETS
 from attune.models import all_variants
 from attune.models.base import Choice, Range
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
+from attune.platform.core.field_help import field_help
 from attune.platform.data import prepare as preparing
 from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.data.prepare import find_data
@@ -61,7 +62,8 @@ def test_settings_of_a_variant_carry_their_help(call):
     done = call("variants", "multi-trs", "--json")
     settings = {one["name"]: one for one in json_output(done)["variants"][0]["settings"]}
     assert settings["emotion_weight"]["help"].startswith("Weight of the emotion's cross-entropy")
-    assert settings["width"]["help"] == "Width of embeddings and hidden states."  # inherited
+    assert settings["width"]["help"].startswith("Width of embeddings")  # inherited
+    assert settings["width"]["help"].endswith("(from 1 to 65,536)")
     assert settings["width"]["presets"] == {"tiny": 32, "small": 128, "paper": 300}
     assert settings["learning_rate"]["of"] == "training"
     assert "Weight of the emotion's" in done.stderr
