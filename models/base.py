@@ -194,12 +194,13 @@ class Bounds:
         return self.at_least <= value <= self.at_most and self.above < value < self.below
 
     def __str__(self) -> str:
-        inclusive, capped = self.at_least > -math.inf, self.at_most < math.inf
-        low, high = max(self.at_least, self.above), min(self.at_most, self.below)
-        if high == math.inf:
-            return f"{'at least' if inclusive else 'above'} {low:,}"
-        start, end = ("from", "to") if inclusive else ("above", "and")
-        return f"{start} {low:,} {end} {'' if capped else 'below '}{high:,}"
+        exclusive = self.above > -math.inf
+        low = f"above {self.above:,}" if exclusive else f"from {self.at_least:,}"
+        if self.at_most < math.inf:
+            return f"{low} {'and at most' if exclusive else 'to'} {self.at_most:,}"
+        if self.below < math.inf:
+            return f"{low} {'and' if exclusive else 'to'} below {self.below:,}"
+        return low.replace("from", "at least")
 
 
 Size = Annotated[int, Bounds(at_least=1, at_most=65_536)]
@@ -245,7 +246,7 @@ class Variant(nn.Module, ABC):
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of reduced systems with the settings that make them."""
     search_spaces: ClassVar[SearchSpaces] = {}
-    validation_metrics: ClassVar[tuple[str, ...]]
+    validation_metrics: ClassVar[tuple[str, ...]] = ()
     """What validation measures besides the loss and perplexity: the loss terms of all stages, and
     an accuracy for each prediction. An ablation may have fewer."""
     figures: ClassVar[Mapping[str, str]] = {}

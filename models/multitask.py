@@ -137,6 +137,7 @@ class EmoPrepend(Transformer):
 
     system = "EmoPrepend-1"
     paper = "Rashkin et al. 2019"
+    validation_metrics = ("nll", "emotion", "emotion_accuracy")
     emotion_tokens: Tensor
     """(emotions,) the token of each emotion's word."""
 

@@ -33,7 +33,6 @@ def unknown_choice(
 
 
 def _similar_choices(value: str, choices: list[str]) -> list[str]:
-    """Return the choice with the most similar spelling, or else those that contain the value."""
-    near = difflib.get_close_matches(value, choices, n=1)
+    """Return the choices that contain a value, or else the one with the most similar spelling."""
     containing = [choice for choice in choices if len(value) > 2 and value in choice]
-    return near or containing[:3]
+    return containing[:3] or difflib.get_close_matches(value, choices, n=1)

@@ -169,14 +169,17 @@ def test_respond_uses_the_decoding_options(call):
             ("second", "--context", "x", "--set", "beams=many"),
             "beams: expected an integer, got 'many'",
         ),
-        (("second", "--context", "x", "--set", "beams=0"), "beams: expected at least 1, got 0"),
+        (
+            ("second", "--context", "x", "--set", "beams=0"),
+            "beams: expected a number from 1 to 1,000",
+        ),
         (
             ("second", "--context", "x", "--set", "top_p=1.5"),
             "top_p: expected a number above 0 and at most 1, got 1.5",
         ),
         (
             ("second", "--context", "x", "--set", "temperature=0"),
-            "temperature: expected a number above 0, got 0.0",
+            "temperature: expected a number above 0 and at most 100, got 0",
         ),
     ],
 )

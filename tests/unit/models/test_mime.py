@@ -37,7 +37,7 @@ def test_the_groups_of_table_1():
     [
         ({"moved": "suprised"}, "moved: unknown emotion 'suprised'; choose from afraid, angry"),
         ({"grouping": "false"}, "mimicry=true needs grouping=true"),
-        ({"positive_threshold": "1"}, "expected a number between 0 and 1, got 1.0"),
+        ({"positive_threshold": "1"}, "expected a number above 0 and below 1, got 1"),
         ({"gate": "wide"}, "unknown value of gate 'wide'"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from attune.jobs import demo
 from attune.models import VARIANTS, all_variants, load_variant
-from attune.models.base import DialogueVariant
+from attune.models.base import PAIRED, DialogueVariant, Progress
 from attune.models.layers import WordEmbedding
 from attune.models.transformer import Transformer
 from attune.platform.core.errors import UsageError
@@ -98,6 +98,19 @@ def test_what_a_variant_says_of_itself_is_true(name):
         assert "Deviations:" in module
 
 
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_declared_validation_metrics_are_those_of_losses_and_predictions(name, build, batch):
+    measured = set()
+    for each in (name, *load_variant(name).ablations):
+        variant = build(each).variant
+        measured |= {f"{predicted}_accuracy" for predicted in variant.predict(batch)}
+        for stage in variant.stages():
+            batches = dict.fromkeys((PAIRED, stage.streams[0]), batch)  # as in validation
+            for update in stage.updates:
+                measured |= set(getattr(variant, update.losses)(batches, Progress(fraction=1.0)))
+    assert measured == set(load_variant(name).validation_metrics)
+
+
 def test_the_demo_has_one_variant_of_each_system_that_answers():
     systems = [find_variant(name)[0].system for name in demo.PLAN]
     answering = {name for name in VARIANTS if name in DIALOGUE} - {"dummy"}
@@ -116,7 +129,7 @@ def test_settings_are_typed():
     ):
         with pytest.raises(UsageError, match=message):
             settings.configure("multi-trs", "tiny", overrides)
-    with pytest.raises(UsageError, match="top_k: expected at least 0, got -1"):
+    with pytest.raises(UsageError, match="top_k: expected a number from 0 to 1,000, got -1"):
         settings.configure("moel", "tiny", {"top_k": "-1"})
     with pytest.raises(UsageError, match="did you mean 'multi-trs'"):
         settings.configure("multitrs")

@@ -60,9 +60,12 @@ def test_unknown_group_error_lists_the_known_groups():
         ("space: {gate: [each, wide]}", "space.gate: unknown value of gate 'wide'"),
         (
             "space: {positive_threshold: {low: 0.5, high: 1.5}}",
-            "positive_threshold: expected a number between 0 and 1, got 1.5",
+            "positive_threshold: expected a number above 0 and below 1",
         ),
-        ("space: {batch_size: [0, 16]}", "batch_size: expected at least 1, got 0"),
+        (
+            "space: {batch_size: [0, 16]}",
+            "batch_size: expected a number from 1 to 1,000,000",
+        ),
         ("spaces: {}", "unknown key 'spaces': did you mean 'space'"),
         ("space: [", "line 1: not readable as YAML"),
         ("search: bayes", "unknown search 'bayes'"),
