@@ -102,7 +102,7 @@ def test_what_a_variant_says_of_itself_is_true(name):
 def test_declared_validation_metrics_are_those_of_losses_and_predictions(name, build, batch):
     measured = set()
     for each in (name, *load_variant(name).ablations):
-        variant = build(each).variant
+        variant = build(each).variant.eval()
         measured |= {f"{predicted}_accuracy" for predicted in variant.predict(batch)}
         for stage in variant.stages():
             batches = dict.fromkeys((PAIRED, stage.streams[0]), batch)  # as in validation
