@@ -69,7 +69,7 @@ class IntentClassifier(TextClassifier):
         labels="utterances",
     )
     learns: ClassVar[tuple[TextKind, ...]] = ("context",)
-    validation_metrics: ClassVar = ("context", "emotion_accuracy")
+    validation_metrics: ClassVar[tuple[str, ...]] = ("context", "emotion_accuracy")
     presets: ClassVar = {
         "tiny": {"learning_rate": 1e-3},
         "small": {

@@ -72,7 +72,7 @@ class MultiTransformer(Transformer):
     system = "Multi-TRS"
     paper = "Rashkin et al. 2019"
     Config = MultitaskConfig
-    validation_metrics = ("nll", "emotion", "emotion_accuracy")
+    validation_metrics: ClassVar[tuple[str, ...]] = ("nll", "emotion", "emotion_accuracy")
     presets: ClassVar = {
         **Transformer.presets,
         "small": {

@@ -130,7 +130,7 @@ class Transformer(DialogueVariant):
     paper = "Vaswani et al. 2017"
     Config = TransformerConfig
     likelihood_term = "nll"
-    validation_metrics: ClassVar = ("nll",)
+    validation_metrics: ClassVar[tuple[str, ...]] = ("nll",)
     presets: ClassVar = {
         "tiny": {"width": 32, "key_depth": 32, "filter_width": 64, "tied": True},
         "small": {

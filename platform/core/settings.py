@@ -112,7 +112,7 @@ def _parse_value(key: str, value: Any, hint: Any) -> Any:
         return value
     if value in ("none", None) and type(None) in allowed:
         return None
-    kind = next(one for one in allowed if one is not type(None))
+    kind: Any = next(one for one in allowed if one is not type(None))
     parsed = value
     if isinstance(value, str) and kind is not str:
         try:
