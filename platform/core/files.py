@@ -1,4 +1,4 @@
-"""Reading the bytes of a file, plain or gzipped, and checksums of them."""
+"""Files: read them plain or gzipped, write them atomically, compute their checksums."""
 
 import gzip
 import hashlib
@@ -29,6 +29,14 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             yield stream  # type: ignore[misc]
     except (EOFError, zlib.error, OSError) as error:
         raise DataError(f"{path} cannot be read to its end: {error}") from error
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which replaces `path` once it is completely written."""
+    new = path.with_suffix(".new")
+    yield new
+    new.replace(path)
 
 
 def checksum(path: Path) -> str:

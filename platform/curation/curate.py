@@ -1,25 +1,25 @@
-"""`attune data curate`: dialogs out of subtitles, as `attune data prepare` reads them.
+"""`attune data curate`: extract dialogues from subtitles, for `attune data prepare`.
 
-    dialogs.parquet     an utterance a row: conversation_id, turn, role, text, split, start, end
-    rejects.jsonl       files that are damaged, each with the reason
-    manifest.json       what the folder is: how it was made, statistics, what each step did
+    dialogs.parquet     one utterance per row: conversation_id, turn, role, text, split, start, end
+    rejects.jsonl       damaged files, each with the reason
+    manifest.json       sources, settings, statistics and the counts of each cleaning step
 
-Lines are cleaned, joined to turns (`turns.py`), and cut into dialogs where nobody speaks for long;
-then turns and dialogs that are undesired are left out (`cleaning.py`). Who speaks is not known, so
-turns alternate between speaker and listener. All dialogs of a film, which is the folder that a file
-lies in, are of one split.
+Lines are cleaned, merged into turns (`turns.py`) and split into dialogues at long silences; then
+unwanted turns and dialogues are dropped (`cleaning.py`). Subtitles do not say who speaks, so turns
+alternate between speaker and listener. A film is the folder that contains a file; all dialogues of
+a film belong to one split.
 
-Ray tasks take some files each and leave one, so that what was done before an interruption is not
-done again. Memory does not grow with the corpus but for 8 bytes a dialog, to find duplicates by.
+Each Ray task processes some files and writes one, so an interrupted command can be resumed. Memory
+does not grow with the corpus, except for 8 bytes per dialogue to find duplicates.
 """
 
 import hashlib
 import json
-import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.files import checksum
+from attune.platform.core.files import checksum, write_atomically
 from attune.platform.curation import subtitles, turns
 from attune.platform.curation.cleaning import (
     DUPLICATES,
@@ -42,22 +42,22 @@ from attune.platform.curation.turns import Turns, gap_between
 from attune.platform.data.conversations import LISTENER, SPEAKER, split_by_hash
 from attune.platform.data.dataset_folder import (
     REJECTS,
-    OutputFolder,
     find_existing,
+    publish_folder,
     serialize_rows,
     write_manifest,
 )
 from attune.platform.data.files import ParquetWriter, chunked, extension
 from attune.platform.services import cluster
-from attune.platform.services.tasks import run_file_tasks
+from attune.platform.services.tasks import Progress, run_file_tasks, task_folder
 
 NAME = "curation"
 DIALOGS = "dialogs.parquet"
 GAP = 5.0
-"""Seconds of silence that end a dialog, as in Xie and Pu 2021."""
+"""Seconds of silence that end a dialogue (Xie and Pu 2021)."""
 FILES_OF_A_PART = 64
 
-_ROWS = pl.Schema(
+_DIALOG_SCHEMA = pl.Schema(
     {
         "conversation_id": pl.String,
         "turn": pl.Int64,
@@ -68,28 +68,26 @@ _ROWS = pl.Schema(
         "end": pl.Float64,
     }
 )
-_KEYED = pl.Schema({**_ROWS, "key": pl.Int64()})
-
-Progress = Callable[[int], None]
-"""Called with the number of files that were just done."""
+_KEYED_SCHEMA = pl.Schema({**_DIALOG_SCHEMA, "key": pl.Int64()})
+"""With the hash by which duplicates are found."""
 
 
 @dataclass(kw_only=True)
 class Size:
-    """How much there is of dialogs."""
+    """The size of a set of dialogues."""
 
     dialogs: int = 0
     turns: int = 0
     tokens: int = 0
 
     def add(self, texts: Sequence[str]) -> None:
-        """Count a dialog in."""
+        """Count a dialogue with these turns."""
         self.dialogs += 1
         self.turns += len(texts)
         self.tokens += sum(map(count_tokens, texts))
 
     def statistics(self) -> dict[str, float]:
-        """As in the paper's Tables 1 and 2."""
+        """Return totals and means, as in Tables 1 and 2 of Xie and Pu 2021."""
         return {
             **asdict(self),
             "turns_per_dialog": self.turns / max(self.dialogs, 1),
@@ -100,25 +98,25 @@ class Size:
 
 @dataclass(kw_only=True)
 class Counts:
-    """What became of the lines of some files."""
+    """Counts of files, lines and dialogues, and of what each cleaning step changed."""
 
     files: int = 0
     lines: int = 0
     cpu_seconds: float = 0.0
     cut: Size = field(default_factory=Size)
-    """Before turns and dialogs were left out."""
+    """The dialogues before cleaning steps drop turns and dialogues."""
     cleaned: Size = field(default_factory=Size)
     steps: Counter[str] = field(default_factory=Counter)
     damaged: list[dict[str, str]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        """Write them where `load` finds them."""
-        # asdict() spoils a Counter: it counts its items anew.
+        """Write the counts as JSON."""
+        # asdict() breaks a Counter: it counts the pairs of name and count.
         path.write_text(json.dumps({**asdict(self), "steps": dict(self.steps)}), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Counts":
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         read = json.loads(path.read_text(encoding="utf-8"))
         sizes = {name: Size(**read[name]) for name in ("cut", "cleaned")}
         return cls(**{**read, **sizes, "steps": Counter(read["steps"])})
@@ -126,10 +124,10 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some subtitles, and the file for their dialogs."""
+    """Some subtitle files, and the file that a task writes for their dialogues."""
 
     files: tuple[tuple[str, str], ...]
-    """Where each lies, and its name, from the source on and without its ending."""
+    """The path of each file, and its name: the path within the source, without suffix."""
     turns: str | None
     steps: tuple[str, ...]
     gap: float
@@ -137,39 +135,40 @@ class Part:
 
     @property
     def rows(self) -> int:
-        """How much work it is."""
+        """The number of files, by which progress is counted."""
         return len(self.files)
 
 
 def curate_part(part: Part) -> int:
-    """Write the dialogs of some files, with the counts beside them; the number of files."""
+    """Write the dialogues of some files and their counts; return the number of files."""
     started = time.process_time()
     counts = Counts()
     cleaning = Cleaning(part.steps, counts.steps)
     model = None if part.turns is None else turns.load_turns_model(Path(part.turns))
     path = Path(part.file)
-    new = path.with_suffix(".new")
-    with ParquetWriter(new, _KEYED) as dialogs:
-        for place, name in part.files:
-            counts.files += 1
-            try:
-                lines = subtitles.read(Path(place))
-            except (DataError, OSError) as error:
-                counts.damaged.append({"file": place, "problem": str(error)})
-                continue
-            counts.lines += len(lines)
-            rows = _rows(name, _dialogs(lines, model, cleaning, part.gap), cleaning, counts)
-            dialogs.write(pl.DataFrame(list(rows), schema=_KEYED, orient="row"))
-    counts.cpu_seconds = time.process_time() - started
-    counts.save(path.with_suffix(".json"))
-    new.replace(path)  # last, since it says that all is there
+    with write_atomically(path) as new:
+        with ParquetWriter(new, _KEYED_SCHEMA) as writer:
+            for subtitle_file, name in part.files:
+                counts.files += 1
+                try:
+                    lines = subtitles.read(Path(subtitle_file))
+                except (DataError, OSError) as error:
+                    counts.damaged.append({"file": subtitle_file, "problem": str(error)})
+                    continue
+                counts.lines += len(lines)
+                dialogs = split_into_dialogs(lines, model, cleaning, part.gap)
+                rows = list(_clean_dialogs(name, dialogs, cleaning, counts))
+                writer.write(pl.DataFrame(rows, schema=_KEYED_SCHEMA, orient="row"))
+        counts.cpu_seconds = time.process_time() - started
+        counts.save(path.with_suffix(".json"))
     return part.rows
 
 
-def _rows(
+def _clean_dialogs(
     name: str, dialogs: Iterable[list[Line]], cleaning: Cleaning, counts: Counts
 ) -> Iterator[tuple[object, ...]]:
-    split = split_by_hash(_film(name))
+    """Yield the rows of a file's dialogues after cleaning, each with the dialogue's hash."""
+    split = split_by_hash(_film_name(name))
     number = 0
     for dialog in dialogs:
         texts = [turn.text for turn in dialog]
@@ -184,22 +183,25 @@ def _rows(
             number += 1
 
 
-def _film(name: str) -> str:
-    """A folder of OPUS holds the subtitles of one film; files in none are of different ones."""
+def _film_name(name: str) -> str:
+    """Return the folder of a file, which OPUS has for each film, or else the file's own name."""
     return name.rpartition("/")[0] or name
 
 
-def _dialogs(
+def split_into_dialogs(
     lines: Sequence[Line], model: Turns | None, cleaning: Cleaning, gap: float
 ) -> Iterator[list[Line]]:
-    """Turns, cut where nobody speaks for longer than `gap`. What has no time stays together."""
+    """Yield dialogues as lists of turns; a silence longer than `gap` ends a dialogue.
+
+    Lines without times never end one.
+    """
     dialog: list[Line] = []
     turn: list[Line] = []
-    pending_start = None  # when what is left out was shown, where the next line is shown with it
+    pending_start = None  # of a dropped line, if the next line is shown together with it
     for line in lines:
         text = cleaning.line(line.text)
         if not text:
-            # Lines that are shown at once have one start and one end between them.
+            # Lines that are shown together share a start and an end.
             if line.start is None and turn and turn[-1].end is None:
                 turn[-1] = replace(turn[-1], end=line.end)
             pending_start = line.start if pending_start is None else pending_start
@@ -211,8 +213,8 @@ def _dialogs(
         pending_start = None
         silence = gap_between(turn[-1], cleaned) if turn else None
         ends_dialog = silence is not None and silence > gap
-        # A long silence ends the turn, too, whoever speaks after it: ours, since the paper only
-        # looks between turns.
+        # A long silence also ends the turn. This is our choice: the paper measures silences
+        # between turns only.
         begins = names_speaker(line.text) or model is None or ends_dialog
         if turn and (begins or (model is not None and model.changes(turn[-1], cleaned))):
             dialog.append(_join_lines(turn))
@@ -241,18 +243,18 @@ def curate(
     total: Progress = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> tuple[dict[str, Any], dict[str, float] | None]:
-    """Make `out`: the dialogs of all subtitles in the sources; returns its manifest, and how fast
-    it went, which is not known where it was there already.
+    """Write the dialogues of all subtitles in the sources to `out`.
 
-    `model` is the file of a classifier of turns; without one each line is a turn.
+    Returns the manifest and the speed, which is None if `out` is already the result. `model` is
+    the file of a turn classifier; without one each line is a turn.
     """
     if not gap > 0:
-        raise UsageError(f"--gap {gap}: seconds above 0 are expected")
+        raise UsageError(f"--gap: expected a number of seconds above 0, got {gap}")
     if model is not None:
-        turns.load_turns_model(model)  # refused here, and not in a task
+        turns.load_turns_model(model)  # raises here rather than in a task
     steps = select_steps(without)
-    files = _files(sources)
-    maker = {
+    files = _find_subtitles(sources)
+    provenance = {
         "sources": [str(source) for source in sources],
         "files": len(files),
         "listing": _hash_file_list(files),
@@ -260,38 +262,32 @@ def curate(
         "gap": gap,
         "steps": list(steps),
     }
-    target = OutputFolder(out, overwrite=False)
-    if (manifest := find_existing(out, NAME, maker)) is not None:
+    if (manifest := find_existing(out, NAME, provenance)) is not None:
         return manifest, None
     total(len(files))
-    key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
-    work = out.resolve().parent / f".{out.name}.{NAME}-{key}"
-    work.mkdir(parents=True, exist_ok=True)
-    parts = [
-        Part(
-            files=tuple(some),
-            turns=None if model is None else str(model.resolve()),
-            steps=steps,
-            gap=gap,
-            file=str(work / f"{number:06d}.parquet"),
-        )
-        for number, some in enumerate(chunked(files, FILES_OF_A_PART))
-    ]
-    left = [Path(part.file) for part in parts if not Path(part.file).is_file()]
-    if left:
-        cluster.connect()  # which takes as long for ten files as for all of OpenSubtitles
-    started = time.monotonic()
-    run_file_tasks(curate_part, parts, progress, at_once=workers)
-    speed = _measure_speed(left, time.monotonic() - started)
-    with target.temporary_folder() as new:
-        manifest = _write([Path(part.file) for part in parts], new, maker)
-        target.publish(new, manifest)
-    shutil.rmtree(work)
-    return manifest, speed
+    with task_folder(out, NAME, provenance) as folder:
+        parts = [
+            Part(
+                files=tuple(some),
+                turns=None if model is None else str(model.resolve()),
+                steps=steps,
+                gap=gap,
+                file=str(folder / f"{number:06d}.parquet"),
+            )
+            for number, some in enumerate(chunked(files, FILES_OF_A_PART))
+        ]
+        left = [Path(part.file) for part in parts if not Path(part.file).is_file()]
+        if left:
+            cluster.connect()  # not part of the measured time: it does not depend on the corpus
+        started = time.monotonic()
+        run_file_tasks(curate_part, parts, progress, at_once=workers)
+        speed = _measure_speed(left, time.monotonic() - started)
+        write = partial(_write_curated, [Path(part.file) for part in parts], provenance)
+        return publish_folder(out, write), speed
 
 
 def _measure_speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
-    """Of what was done just now, not before an interruption."""
+    """Return the speed at which these files were processed, not those of an interrupted run."""
     counts = _sum_counts(Counts.load(part.with_suffix(".json")) for part in parts)
     return {
         "lines": counts.lines,
@@ -301,46 +297,48 @@ def _measure_speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
     }
 
 
-def _files(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
-    """Where each file lies, and its name."""
+def _find_subtitles(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
+    """Return the path and the name of each subtitle file in the sources."""
     files = []
     for source in sources:
         if not source.exists():
-            raise UsageError(f"no such source: '{source}'; give a file or a folder of subtitles")
+            raise UsageError(f"no such source: '{source}'; name a file or folder of subtitles")
         root = source.parent if source.is_file() else source
         for path in subtitles.find(source):
             name = path.relative_to(root).as_posix().encode(errors="replace").decode()
             name = name[: name.lower().rindex(extension(path))]
             files.append((str(path.resolve()), name))
     if not files:
-        wanted = ", ".join(subtitles.EXTENSIONS)
+        suffixes = ", ".join(subtitles.EXTENSIONS)
         raise UsageError(
-            f"no subtitles in {', '.join(map(str, sources))}: files that end in {wanted} (or with "
-            f".gz behind) are read, in folders inside folders too"
+            f"no subtitles in {', '.join(map(str, sources))}: expected files that end in {suffixes}"
+            f", also with .gz appended, at any depth"
         )
     names = Counter(name for _, name in files)
     if twice := [name for name, count in names.items() if count > 1]:
         raise UsageError(
-            f"two files are named '{twice[0]}': give the sources one by one, or take one out"
+            f"two files are named '{twice[0]}': remove one, or curate the sources one by one"
         )
     return tuple(files)
 
 
 def _hash_file_list(files: Iterable[tuple[str, str]]) -> str:
-    """A hash of the files' names and sizes: a list of half a million would swamp the manifest."""
-    whole = hashlib.sha256()
-    for place, name in files:
-        whole.update(f"{name} {Path(place).stat().st_size}\n".encode())
-    return whole.hexdigest()
-
-
-def _write(parts: Sequence[Path], folder: Path, maker: dict[str, Any]) -> dict[str, Any]:
-    """The folder's files."""
-    counts = _sum_counts(Counts.load(part.with_suffix(".json")) for part in parts)
-    first = _first_copies(parts) if DUPLICATES in maker["steps"] else None
-    again = Size()
+    """Return a hash of the files' names and sizes; the list itself may have half a million."""
     digest = hashlib.sha256()
-    with ParquetWriter(folder / DIALOGS, _ROWS) as dialogs:
+    for path, name in files:
+        digest.update(f"{name} {Path(path).stat().st_size}\n".encode())
+    return digest.hexdigest()
+
+
+def _write_curated(
+    parts: Sequence[Path], provenance: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Write the folder with the dialogues of all parts and return its manifest."""
+    counts = _sum_counts(Counts.load(part.with_suffix(".json")) for part in parts)
+    first = _mark_first_copies(parts) if DUPLICATES in provenance["steps"] else None
+    duplicates = Size()
+    digest = hashlib.sha256()
+    with ParquetWriter(folder / DIALOGS, _DIALOG_SCHEMA) as dialogs:
         start = 0
         for part in parts:
             rows = pl.read_parquet(part)
@@ -348,50 +346,51 @@ def _write(parts: Sequence[Path], folder: Path, maker: dict[str, Any]) -> dict[s
             if first is not None:
                 keep = pl.Series(first[start + begins.cumsum() - 1], dtype=pl.Boolean)
                 for texts in rows.filter(~keep).group_by("conversation_id").agg("text")["text"]:
-                    again.add(texts.to_list())
+                    duplicates.add(texts.to_list())
                 rows = rows.filter(keep)
             start += int(begins.sum())
-            rows = rows.select(_ROWS.names())
+            rows = rows.select(_DIALOG_SCHEMA.names())
             digest.update(serialize_rows(rows))
             dialogs.write(rows)
     kept = Size(
-        dialogs=counts.cleaned.dialogs - again.dialogs,
-        turns=counts.cleaned.turns - again.turns,
-        tokens=counts.cleaned.tokens - again.tokens,
+        dialogs=counts.cleaned.dialogs - duplicates.dialogs,
+        turns=counts.cleaned.turns - duplicates.turns,
+        tokens=counts.cleaned.tokens - duplicates.tokens,
     )
     if not kept.dialogs:
         reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.steps.items() if count)
         problem = counts.damaged[0]["problem"] if counts.damaged else reasons
-        raise DataError(f"no dialog is left of {counts.files:,} files ({problem})")
-    counts.steps[DUPLICATES] = again.dialogs
+        raise DataError(f"no dialogue is left of {counts.files:,} files ({problem})")
+    counts.steps[DUPLICATES] = duplicates.dialogs
     manifest = {
         "hash": digest.hexdigest(),
         "format": NAME,
         "splits": {},
         "tolerated": {},
         "rejected": _write_rejects(counts.damaged, folder / REJECTS),
-        NAME: maker,
+        NAME: provenance,
         "lines": counts.lines,
-        "steps": {step: counts.steps[step] for step in maker["steps"]},
+        "steps": {step: counts.steps[step] for step in provenance["steps"]},
         "statistics": {"cut": counts.cut.statistics(), "cleaned": kept.statistics()},
     }
     return write_manifest(folder, manifest)
 
 
-def _first_copies(parts: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """For each dialog of all parts, whether it is the first that says so."""
+def _mark_first_copies(parts: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each dialogue of all parts whether it is the first with its words."""
     keys = [
         pl.scan_parquet(part).filter(pl.col("turn") == 0).select("key").collect()["key"].to_numpy()
         for part in parts
     ]
-    together = np.concatenate(keys)
-    _, places = np.unique(together, return_index=True)
-    first = np.zeros(len(together), dtype=bool)
-    first[places] = True
+    all_keys = np.concatenate(keys)
+    _, indices = np.unique(all_keys, return_index=True)
+    first = np.zeros(len(all_keys), dtype=bool)
+    first[indices] = True
     return first
 
 
 def _sum_counts(parts: Iterable[Counts]) -> Counts:
+    """Return the counts of all parts together."""
     whole = Counts()
     for part in parts:
         whole.files += part.files
@@ -407,6 +406,7 @@ def _sum_counts(parts: Iterable[Counts]) -> Counts:
 
 
 def _write_rejects(damaged: Sequence[dict[str, str]], path: Path) -> dict[str, Any]:
+    """Write the damaged files to a file of rejects and return their summary."""
     if damaged:
         lines = "".join(json.dumps(one) + "\n" for one in damaged)
         path.write_text(lines, encoding="utf-8")

@@ -9,7 +9,7 @@ import json
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ import polars as pl
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.files import checksum
 from attune.platform.data.conversations import CAUSE_STREAMS, LABELLED, SPLITS, UNPAIRED
+from attune.platform.data.files import ROWS_AT_A_TIME, ParquetWriter, read_parquet_chunks
 from attune.platform.data.samples import extract_utterances, utterance_samples
 from attune.platform.data.sources import OWN_FILES, Source
 
@@ -129,14 +130,72 @@ def combine_hashes(digests: Mapping[str, str]) -> str:
     return whole.hexdigest()
 
 
-def find_existing(out: Path, name: str, maker: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest of `out` where it is what would be made, by what it has under `name`; None where
-    nothing is there, and an error where something else is."""
-    if (out / MANIFEST).is_file() and (manifest := read_manifest(out)).get(name) == maker:
+class StreamWriter:
+    """A stream of a dataset folder that is written a frame at a time, with its hash and counts.
+
+    No conversation may be spread over two frames, or it is counted twice.
+    """
+
+    def __init__(self, path: Path, schema: pl.Schema):
+        self.counts = {"conversations": 0, "samples": 0}
+        self._parquet = ParquetWriter(path, schema)
+        self._digest = hashlib.sha256()
+
+    def write(self, rows: pl.DataFrame) -> None:
+        """Append rows."""
+        self._parquet.write(rows)
+        self._digest.update(serialize_rows(rows))
+        self.counts["conversations"] += rows["conversation_id"].n_unique()
+        self.counts["samples"] += rows.height
+
+    @property
+    def hash(self) -> str:
+        """The hash of the rows so far."""
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> "StreamWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parquet.__exit__()
+
+
+def hash_stream(folder: Path, stream: str) -> str:
+    """Return the hash of a stream's rows, read a chunk at a time."""
+    digest = hashlib.sha256()
+    for rows in read_parquet_chunks(folder / f"{stream}.parquet", ROWS_AT_A_TIME):
+        digest.update(serialize_rows(rows))
+    return digest.hexdigest()
+
+
+def check_not_source(out: Path, data: Path) -> None:
+    """Refuse an output folder that is the input folder."""
+    if out.resolve() == data.resolve():
+        raise UsageError(f"--out '{out}' is the data itself: name another folder")
+
+
+def find_existing(out: Path, key: str, provenance: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest of `out` if it was derived in the same way, or None if nothing is there.
+
+    The provenance is what the manifest has under `key`. Raise an error if `out` has other content.
+    """
+    if (out / MANIFEST).is_file() and (manifest := read_manifest(out)).get(key) == provenance:
         return manifest
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out '{out}' is there already, made in another way: name another")
+        raise UsageError(
+            f"--out '{out}' exists and was made in another way: name another folder, or remove it"
+        )
     return None
+
+
+def publish_folder(out: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Call `write` with a temporary folder, publish the folder as `out`, and return its manifest,
+    which `write` returns."""
+    target = OutputFolder(out, overwrite=False)
+    with target.temporary_folder() as folder:
+        manifest = write(folder)
+        target.publish(folder, manifest)
+    return manifest
 
 
 class OutputFolder:

@@ -162,6 +162,12 @@ def read_parquet_chunks(
         raise DataError(f"{path} is missing or damaged: make its folder anew") from error
 
 
+def read_parquet_rows(path: Path, start: int, count: int) -> pl.DataFrame:
+    """Return some consecutive rows of a Parquet file, in their order."""
+    rows = pl.scan_parquet(path, row_index_name="_row").slice(start, count).collect()
+    return rows.sort("_row").drop("_row")
+
+
 def _arrow(rows: pl.DataFrame) -> Any:
     return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
 

@@ -1,16 +1,13 @@
-"""`attune annotate cause`: marks of causes for prepared data, made by a trained annotator.
+"""`attune annotate cause`: add cause labels to prepared data with a trained annotator.
 
-Each sample's marks are made from its own context only, so nothing of later turns can leak into
-what is learned from them. The streams are cut into shards that Ray tasks mark; a shard is a file of
-probabilities in a folder beside the one to be made, so that what was done before an interruption
-is not done again. The new folder appears whole or not at all, and its manifest says who marked it.
-The probabilities are kept in it, so that what learns from the marks may choose another threshold.
+The labels of a sample depend on its own context only, so that nothing of later turns can leak into
+what models learn from them. The new folder has, besides the labels, the annotator's probabilities,
+so that a run can choose another threshold. Its manifest records the annotator and the threshold.
 """
 
-import hashlib
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +17,47 @@ import torch
 from attune.models.base import Annotator
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
-from attune.platform.core.files import checksum
 from attune.platform.core.settings import Threshold
 from attune.platform.data.conversations import CAUSE_STREAMS
 from attune.platform.data.dataset_folder import (
-    OutputFolder,
+    StreamWriter,
+    check_not_source,
     combine_hashes,
     find_existing,
+    hash_stream,
+    publish_folder,
     read_manifest,
     read_samples,
-    serialize_rows,
     write_manifest,
 )
-from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
+from attune.platform.data.files import ParquetWriter, read_parquet_chunks
+from attune.platform.data.samples import SAMPLES
+from attune.platform.enrichment.shards import (
+    Shard,
+    cut_stream,
+    describe_model,
+    equal_sizes,
+    read_results,
+)
+from attune.platform.runs.model import Model, load_model, load_model_once
 from attune.platform.runs.record import Run
-from attune.platform.services.tasks import run_file_tasks
+from attune.platform.services.tasks import Progress, run_file_tasks, task_folder
 
+CAUSES_KEY = "causes"
 CAUSE_THRESHOLD = 0.5
 CAUSE_SHARD_ROWS = 512
 TOKENS_AT_A_TIME = 8192
 CAUSES_COLUMN, MARKS = "context_causes", "probability"
 CAUSES_FILE = "cause_probabilities.parquet"
 """By stream, the probabilities of each sample's utterances, in the order of the samples."""
-
-Progress = Callable[[int], None]
-"""Called with the number of samples that were just done."""
+PROBABILITIES_SCHEMA = pl.Schema({MARKS: pl.List(pl.Float64()), "stream": pl.String()})
 
 
 @torch.no_grad()
 def cause_probabilities(
     model: Model, samples: pl.DataFrame, progress: Progress = lambda _: None
 ) -> pl.Series:
-    """For each sample, how probably each utterance of its context holds the cause."""
+    """Return for each sample the probabilities that the utterances of its context are causes."""
     variant = require_annotator(model).eval()
     by_row: dict[int, list[float]] = {}
     stream = Stream(
@@ -69,42 +75,24 @@ def cause_probabilities(
 
 
 def require_annotator(model: Model) -> Annotator:
-    """The variant of a model, which must be one that marks causes."""
+    """Return the variant of a model, which must be an annotator."""
     if not isinstance(model.variant, Annotator):
-        raise UsageError(f"'{model.name}' marks no causes: name a run of an annotator")
+        raise UsageError(f"'{model.name}' does not annotate causes: name a run of an annotator")
     return model.variant
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """Some samples of a stream, and the file for their probabilities."""
-
-    model: str
-    data: str
-    stream: str
-    start: int
-    rows: int
-    file: str
-
-
 def annotate_shard(shard: Shard) -> int:
-    """Write a shard's probabilities, null where a sample has no emotion; its number of samples."""
+    """Write the probabilities of a shard's samples, null for those without an emotion or context;
+    return the number of samples."""
     torch.set_num_threads(1)  # a task has one core
-    samples = read_samples(Path(shard.data), shard.stream).slice(shard.start, shard.rows)
-    numbered = samples.with_row_index("row")
-    annotatable = numbered.filter(_has_emotion_and_context())
+    samples = shard.read().with_row_index("row")
+    annotatable = samples.filter(_has_emotion_and_context())
     marks = pl.Series(MARKS, [], dtype=pl.List(pl.Float64))
     if annotatable.height:
         marks = cause_probabilities(load_model_once(Path(shard.model)), annotatable)
     probabilities = annotatable.select("row").with_columns(marks)
-    aligned = numbered.select("row").join(
-        probabilities, on="row", how="left", maintain_order="left"
-    )
-    path = Path(shard.file)
-    new = path.with_suffix(".new")
-    aligned.select(MARKS).write_parquet(new)
-    new.replace(path)
-    return samples.height
+    aligned = samples.select("row").join(probabilities, on="row", how="left", maintain_order="left")
+    return shard.write(aligned.select(MARKS))
 
 
 def _has_emotion_and_context() -> pl.Expr:
@@ -121,126 +109,93 @@ def annotate_causes(
     total: Progress = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Make `out`: the prepared folder `data` with marks of causes; returns its manifest.
+    """Write the prepared folder `data` with cause labels to `out` and return the new manifest.
 
-    `replace` marks anew what has marks. Nothing is done where `out` is what would be made.
+    `replace` overwrites cause labels of the data. If `out` is already the result, nothing is done.
     """
     if not 0 < threshold < 1:
         raise UsageError(f"--threshold: expected a probability between 0 and 1, got {threshold}")
     manifest = read_manifest(data)
-    require_annotator(load_model(run.model))  # refused here, and not in a task
-    maker = {
-        "run": run.name,
-        "run_id": run.run_id,
-        "variant": run.variant,
-        "weights": checksum(run.model / MODEL_WEIGHTS),
-        "threshold": threshold,
-        "data": manifest["hash"],
-    }
-    target = OutputFolder(out, overwrite=False)
-    if out.resolve() == data.resolve():
-        raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    if (existing := find_existing(out, "causes", maker)) is not None:
+    require_annotator(load_model(run.model))  # raises here rather than in a task
+    provenance = {**describe_model(run), "threshold": threshold, "data": manifest["hash"]}
+    check_not_source(out, data)
+    if (existing := find_existing(out, CAUSES_KEY, provenance)) is not None:
         return existing
     streams = [stream for stream in manifest["splits"] if stream not in CAUSE_STREAMS.values()]
-    samples = {stream: read_samples(data, stream) for stream in streams}
-    _check_can_annotate(data, manifest, samples, replace)
-    total(sum(frame.height for frame in samples.values()))
-    key = hashlib.sha256(f"{maker['weights']} {maker['data']}".encode()).hexdigest()[:12]
-    shards = out.resolve().parent / f".{out.name}.marks-{key}"
-    shards.mkdir(parents=True, exist_ok=True)
-    files = _annotate_shards(run, data, samples, shards, progress)
-    with target.temporary_folder() as staging:
-        manifest = _write_annotated(data, staging, manifest, samples, files, maker)
-        target.publish(staging, manifest)
-    shutil.rmtree(shards)
-    return manifest
+    _check_can_annotate(data, manifest, streams, replace)
+    counts = {stream: manifest["splits"][stream]["samples"] for stream in streams}
+    total(sum(counts.values()))
+    inputs = {key: provenance[key] for key in ("weights", "data")}  # whatever the threshold
+    with task_folder(out, CAUSES_KEY, inputs) as folder:
+        shards = {
+            stream: cut_stream(run, data, stream, equal_sizes(count, CAUSE_SHARD_ROWS), folder)
+            for stream, count in counts.items()
+        }
+        run_file_tasks(annotate_shard, [s for part in shards.values() for s in part], progress)
+        return publish_folder(out, partial(_write_annotated, data, manifest, shards, provenance))
 
 
 def _check_can_annotate(
-    data: Path, manifest: dict[str, Any], samples: dict[str, pl.DataFrame], replace: bool
+    data: Path, manifest: Mapping[str, Any], streams: Sequence[str], replace: bool
 ) -> None:
-    """Refuse what has marks already, unless told to replace them, and what cannot be marked."""
-    by = manifest.get("causes")
-    has = any(frame[CAUSES_COLUMN].explode().is_not_null().any() for frame in samples.values())
-    if (by or has) and not replace:
-        who = f"'{by['run']}' has marked them" if by else "its source brings them"
+    """Raise an error if the data has cause labels that must not be replaced, or nothing to
+    annotate."""
+    annotator = manifest.get(CAUSES_KEY)
+    is_labelled, is_annotatable = annotator is not None, False
+    for stream in streams:
+        path, columns = data / f"{stream}.parquet", ("emotion", "context", CAUSES_COLUMN)
+        for rows in read_parquet_chunks(path, CAUSE_SHARD_ROWS, columns):
+            is_labelled |= rows[CAUSES_COLUMN].explode().count() > 0
+            is_annotatable |= rows.select(_has_emotion_and_context().any()).item()
+    if is_labelled and not replace:
+        origin = f"from '{annotator['run']}'" if annotator else "from its source"
         raise UsageError(
-            f"'{data}' has marks of causes already ({who}): add --replace to mark them anew"
+            f"'{data}' has cause labels already, {origin}: add --replace to annotate it anew"
         )
-    if not any(frame.filter(_has_emotion_and_context()).height for frame in samples.values()):
-        raise UsageError(f"'{data}': no sample has an emotion whose cause could be marked")
-
-
-def _annotate_shards(
-    run: Run, data: Path, samples: dict[str, pl.DataFrame], folder: Path, progress: Progress
-) -> dict[str, list[Path]]:
-    """The files of probabilities by stream; those that are not there yet are made by Ray tasks."""
-    shards = {
-        stream: list(_split_into_shards(run, data, stream, frame.height, folder))
-        for stream, frame in samples.items()
-    }
-    run_file_tasks(
-        annotate_shard, [one for of_stream in shards.values() for one in of_stream], progress
-    )
-    return {
-        stream: [Path(shard.file) for shard in of_stream] for stream, of_stream in shards.items()
-    }
-
-
-def _split_into_shards(
-    run: Run, data: Path, stream: str, count: int, folder: Path
-) -> Iterator[Shard]:
-    for start in range(0, count, CAUSE_SHARD_ROWS):
-        yield Shard(
-            model=str(run.model.resolve()),
-            data=str(data.resolve()),
-            stream=stream,
-            start=start,
-            rows=min(CAUSE_SHARD_ROWS, count - start),
-            file=str(folder / f"{stream}-{start:08d}.parquet"),
-        )
+    if not is_annotatable:
+        raise UsageError(f"'{data}': no sample has an emotion whose cause could be annotated")
 
 
 def _write_annotated(
     data: Path,
+    manifest: Mapping[str, Any],
+    shards: Mapping[str, Sequence[Shard]],
+    provenance: dict[str, Any],
     folder: Path,
-    manifest: dict[str, Any],
-    samples: dict[str, pl.DataFrame],
-    files: dict[str, list[Path]],
-    maker: dict[str, Any],
 ) -> dict[str, Any]:
-    """The folder's files with the new marks in them."""
-    for name in manifest["contents"]:
-        if name != CAUSES_FILE:
-            shutil.copyfile(data / name, folder / name)
-    digests, kept = {}, []
-    for stream in manifest["splits"]:
-        frame = samples[stream] if stream in samples else read_samples(data, stream)
-        if files.get(stream):
-            marks = pl.concat([pl.read_parquet(file) for file in files[stream]])[MARKS]
-            kept.append(marks.to_frame().with_columns(stream=pl.lit(stream)))
-            frame = frame.with_columns(_above_threshold(marks, maker["threshold"]))
-            frame.write_parquet(folder / f"{stream}.parquet")
-        if frame.height:
-            digests[stream] = hashlib.sha256(serialize_rows(frame)).hexdigest()
-    pl.concat(kept).write_parquet(folder / CAUSES_FILE)
-    return write_manifest(folder, {**manifest, "hash": combine_hashes(digests), "causes": maker})
+    """Write the folder with the results of the shards and return its manifest."""
+    new_files = {CAUSES_FILE, *(f"{stream}.parquet" for stream in shards)}
+    for name in set(manifest["contents"]) - new_files:
+        shutil.copyfile(data / name, folder / name)
+    hashes = {
+        stream: hash_stream(data, stream) for stream in manifest["splits"] if stream not in shards
+    }
+    with ParquetWriter(folder / CAUSES_FILE, PROBABILITIES_SCHEMA) as probabilities:
+        for stream, parts in shards.items():
+            with StreamWriter(folder / f"{stream}.parquet", SAMPLES) as writer:
+                for shard, marks in read_results(parts):
+                    probabilities.write(marks.with_columns(stream=pl.lit(stream)))
+                    labels = _above_threshold(marks[MARKS], provenance["threshold"])
+                    writer.write(shard.read().with_columns(labels))
+            hashes[stream] = writer.hash
+    return write_manifest(
+        folder, {**manifest, "hash": combine_hashes(hashes), CAUSES_KEY: provenance}
+    )
 
 
 def _above_threshold(marks: pl.Series, threshold: float) -> pl.Series:
+    """Return cause labels: the utterances whose probability reaches a threshold."""
     return marks.list.eval(pl.element() >= threshold).alias(CAUSES_COLUMN)
 
 
 def apply_cause_threshold(
     samples: pl.DataFrame, folder: Path, stream: str, threshold: Threshold
 ) -> pl.DataFrame:
-    """Return a stream's samples with marks where the annotator's probability reaches a
-    threshold."""
+    """Return a stream's samples, labelled anew from the annotator's probabilities."""
     if not (folder / CAUSES_FILE).exists():
         raise UsageError(
             f"{threshold}: '{folder}' has no probabilities of causes: add them with 'attune "
-            f"annotate cause RUN --data DIR', or keep the marks of the data with "
+            f"annotate cause RUN --data DIR', or keep the labels of the data with "
             f"{threshold.setting}=0"
         )
     marks = (
@@ -250,10 +205,10 @@ def apply_cause_threshold(
 
 
 def cause_shares(folder: Path) -> dict[str, float]:
-    """By stream, how many of the utterances that are marked hold a cause."""
+    """Return by stream the share of causes among the labelled utterances."""
     shares = {}
     for stream in read_manifest(folder)["splits"]:
-        marks = read_samples(folder, stream)[CAUSES_COLUMN].explode().drop_nulls()
-        if len(marks):
-            shares[stream] = float(marks.sum() / len(marks))
+        labels = read_samples(folder, stream)[CAUSES_COLUMN].explode().drop_nulls()
+        if len(labels):
+            shares[stream] = float(labels.sum() / len(labels))
     return shares

@@ -1,12 +1,11 @@
-"""What a trained classifier says of texts, with probabilities that mean what they say.
+"""Classify texts with a trained classifier, and calibrate its probabilities.
 
-Contexts and responses have a temperature each, where a classifier learns from both, since a turn
-alone tells less than a conversation. They are fitted on valid of the data that the run learned
-from, once, and kept with its model.
+A classifier of contexts and responses has a temperature for each, because a single turn is harder
+to classify than a conversation. The temperatures are fitted once, on valid of the run's data, and
+stored with its model.
 """
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 import polars as pl
@@ -16,6 +15,7 @@ from attune.models.base import TextClassifier, Variant
 from attune.models.base import TextKind as Kind
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
+from attune.platform.core.files import write_atomically
 from attune.platform.core.settings import variants_where
 from attune.platform.data.dataset_folder import read_manifest
 from attune.platform.data.prepare import find_data
@@ -24,14 +24,13 @@ from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats, Labels
 from attune.platform.runs.model import Model, load_model, read_split
 from attune.platform.runs.record import Run
+from attune.platform.services.tasks import Progress
 
 CALIBRATION_FILE = "calibration.json"
 TOKENS_AT_A_TIME = 8192
 
 TEXT_KINDS: tuple[Kind, ...] = ("context", "response")
 Temperatures = dict[Kind, float]
-Progress = Callable[[int], None]
-"""Called with the number of texts that were just done."""
 
 
 def is_classifier(variant: type[Variant]) -> bool:
@@ -40,10 +39,10 @@ def is_classifier(variant: type[Variant]) -> bool:
 
 
 def require_classifier(model: Model) -> TextClassifier:
-    """The variant of a model, which must be one that classifies texts."""
+    """Return the variant of a model, which must classify texts."""
     if not isinstance(model.variant, TextClassifier):
         raise UsageError(
-            f"'{model.name}' classifies no texts: name a run of "
+            f"'{model.name}' does not classify texts: name a run of "
             f"{' or '.join(variants_where(is_classifier))}"
         )
     return model.variant
@@ -53,7 +52,7 @@ def require_classifier(model: Model) -> TextClassifier:
 def classify_texts(
     model: Model, samples: pl.DataFrame, kind: Kind, progress: Progress = lambda _: None
 ) -> Floats:
-    """(N, labels) of the contexts, or of the responses, which must be there."""
+    """Return the log-probabilities (N, labels) of the contexts or of the responses."""
     variant = require_classifier(model).eval()
     predict = variant.predict if kind == "context" else variant.predict_response
     columns = model.columns(samples)
@@ -68,7 +67,7 @@ def classify_texts(
 def with_known_emotion(
     samples: pl.DataFrame, emotions: tuple[str, ...]
 ) -> tuple[pl.DataFrame, Labels]:
-    """The samples whose emotion is among those, and its numbers."""
+    """Return the samples whose emotion is one of `emotions`, with the indices of their emotions."""
     known = samples.filter(pl.col("emotion").is_in(emotions))
     numbers = {emotion: number for number, emotion in enumerate(emotions)}
     truth = known["emotion"].replace_strict(numbers, return_dtype=pl.Int64)
@@ -76,7 +75,7 @@ def with_known_emotion(
 
 
 def fit_temperatures(run: Run) -> Temperatures:
-    """A run's temperatures by kind of text."""
+    """Return a run's temperatures by kind of text: the stored ones, or new ones from valid."""
     path = run.model / CALIBRATION_FILE
     if path.is_file():
         stored: Temperatures = json.loads(path.read_text(encoding="utf-8"))["temperature"]
@@ -86,32 +85,32 @@ def fit_temperatures(run: Run) -> Temperatures:
     samples, truth = with_known_emotion(_read_valid(run, variant), variant.data_info.emotions)
     if samples.is_empty():
         raise UsageError(
-            f"no sample in valid of {run.data['folder']} has an emotion to calibrate '{run.name}' "
-            f"on: train a classifier on data with emotions"
+            f"'{run.name}' cannot be calibrated: no sample in valid of {run.data['folder']} has "
+            f"one of its emotions; train a classifier on data with emotions"
         )
     fitted: Temperatures = {
         kind: calibration.temperature(classify_texts(model, samples, kind), truth)
         for kind in variant.learns
     }
     content = {"temperature": fitted, "split": "valid", "samples": samples.height}
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    new.replace(path)
+    with write_atomically(path) as new:
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return fitted
 
 
 def _read_valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
+    """Return the valid samples of a run's data, which must not have changed since its training."""
     folder = find_data(run.data["folder"])
     if read_manifest(folder)["hash"] != run.data["hash"]:
         raise UsageError(
-            f"{folder} has changed since '{run.name}' learned from it, and its probabilities are "
-            f"not calibrated yet: prepare it as it was, or train a new classifier"
+            f"'{run.name}' is not calibrated yet, and {folder} has changed since its training: "
+            f"restore the data, or train a new classifier"
         )
     return read_split(variant, folder, "valid")
 
 
 def add_context_labels(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
-    """Samples with the likeliest label of each utterance of their contexts."""
+    """Return samples with the most likely label of each utterance of their contexts."""
     turns = samples.select(role="context_roles", text="context", tokens="context_tokens").explode(
         "role", "text", "tokens"
     )
@@ -122,7 +121,7 @@ def add_context_labels(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def most_likely_labels(model: Model, turns: pl.DataFrame) -> list[str]:
-    """The likeliest label of each utterance (role, text, tokens), read by itself."""
+    """Return the most likely label of each utterance (role, text, tokens) by itself."""
     numbered = turns.with_columns(
         conversation_id=pl.int_range(pl.len()).cast(pl.String),
         turn=pl.lit(0, dtype=pl.Int64),

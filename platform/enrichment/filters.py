@@ -1,13 +1,14 @@
-"""`attune data select`: the emotional dialogs of a corpus whose utterances are labelled.
+"""`attune data select`: keep the emotional dialogues of a corpus with labelled utterances.
 
 The emotionality of an utterance is the sum of the probabilities of the 32 emotions; that of a
-dialog is the mean over its utterances (Xie and Pu 2021). The most emotional so many, or all from a
-threshold on, make a prepared folder of their own.
+dialogue is the mean over its utterances (Xie and Pu 2021). The dialogues with the highest
+emotionality, or all above a threshold, become a prepared folder.
 """
 
-import hashlib
 import shutil
 from collections import Counter
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from attune.platform.data.conversations import SPLITS
 from attune.platform.data.dataset_folder import (
     LEXICON,
     TOKENS,
-    OutputFolder,
+    StreamWriter,
+    check_not_source,
     combine_hashes,
     find_existing,
+    publish_folder,
     read_manifest,
-    serialize_rows,
     write_manifest,
 )
 from attune.platform.data.files import ParquetWriter, read_parquet_chunks
@@ -37,17 +39,20 @@ from attune.platform.enrichment.labels import (
     LABELS_FILE,
     LABELS_KEY,
     PROBABILITIES,
-    Progress,
     read_sample_chunks,
 )
+from attune.platform.services.tasks import Progress
 
 SELECTION_KEY = "selection"
 
 
 def read_emotionality(folder: Path) -> pl.DataFrame:
-    """(conversation_id, split, emotionality, utterances, label) of each dialog, most emotional
-    first, ties by the alphabet; the label is the likeliest of the last utterance."""
-    labels = _labels(folder)
+    """Return (conversation_id, split, emotionality, utterances, label) of each dialogue.
+
+    The label is the most likely one of the last utterance. The most emotional dialogues come
+    first, ties in alphabetical order.
+    """
+    labels = _label_names(folder)
     emotions = [number for number, label in enumerate(labels) if label in EMOTIONS]
     distributions = pl.scan_parquet(folder / LABELS_FILE)
     emotional = pl.col(PROBABILITIES).list.gather(emotions).list.sum()
@@ -71,8 +76,8 @@ def read_emotionality(folder: Path) -> pl.DataFrame:
 
 
 def label_distribution(dialogs: pl.DataFrame, labels: list[str]) -> dict[str, float]:
-    """The share of each label among the last utterances of dialogs, in the order of the labels
-    (Figure 2 of MEED2's paper)."""
+    """Return the share of each label among the last utterances of dialogues, in the order of the
+    labels (Figure 2 of Xie and Pu 2021)."""
     counts = Counter(dict(dialogs["label"].value_counts().iter_rows()))
     return {label: counts[label] / max(dialogs.height, 1) for label in labels}
 
@@ -98,65 +103,69 @@ def select_dialogues(
     total: Progress = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> tuple[dict[str, Any], pl.DataFrame]:
-    """Make `out`: the most emotional dialogs of `data`, or the `rest`; its manifest, and what was
-    chosen."""
+    """Write the most emotional dialogues of `data`, or the `rest`, to `out`.
+
+    Returns the manifest, and the selected rows of `read_emotionality`. If `out` is already the
+    result, nothing is written.
+    """
     if (top is None) == (threshold is None):
-        raise UsageError("give either --top N or --threshold T, and not both")
+        raise UsageError("give either --top N or --threshold T, not both")
     manifest = read_manifest(data)
-    maker = {"data": manifest["hash"], "top": top, "threshold": threshold, "rest": rest}
-    target = OutputFolder(out, overwrite=False)
-    if out.resolve() == data.resolve():
-        raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    dialogs = read_emotionality(data)
-    least = pl.lit(True) if threshold is None else pl.col("emotionality") >= threshold
-    chosen = dialogs.filter(least).head(top or dialogs.height)
-    if chosen.is_empty():
-        most = f"the most emotional dialog has {dialogs['emotionality'].to_numpy().max():.3f}"
-        raise UsageError(f"--threshold {threshold} leaves nothing: {most}")
-    if rest:
-        chosen = dialogs.join(chosen, on="conversation_id", how="anti", maintain_order="left")
-        if chosen.is_empty():
-            raise UsageError("--rest leaves nothing: all dialogs are as emotional")
-    if (there := find_existing(out, SELECTION_KEY, maker)) is not None:
-        return there, chosen
+    provenance = {"data": manifest["hash"], "top": top, "threshold": threshold, "rest": rest}
+    check_not_source(out, data)
+    selected = _select_rows(read_emotionality(data), top, threshold, rest)
+    if (existing := find_existing(out, SELECTION_KEY, provenance)) is not None:
+        return existing, selected
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
-    with target.temporary_folder() as staging:
-        written = _write(data, staging, manifest, chosen, maker, progress)
-        target.publish(staging, written)
-    return written, chosen
+    write = partial(_write_selection, data, manifest, selected, provenance, progress)
+    return publish_folder(out, write), selected
 
 
-def _write(
+def _select_rows(
+    dialogs: pl.DataFrame, top: int | None, threshold: float | None, rest: bool
+) -> pl.DataFrame:
+    """Return the rows of the dialogues to keep; raise an error if there are none."""
+    enough = pl.lit(True) if threshold is None else pl.col("emotionality") >= threshold
+    selected = dialogs.filter(enough).head(top or dialogs.height)
+    if selected.is_empty():
+        highest = dialogs["emotionality"].to_numpy().max()
+        raise UsageError(
+            f"--threshold {threshold}: no dialogue is that emotional; the highest emotionality is "
+            f"{highest:.3f}"
+        )
+    if not rest:
+        return selected
+    others = dialogs.join(selected, on="conversation_id", how="anti", maintain_order="left")
+    if others.is_empty():
+        raise UsageError("--rest: no dialogue is left; all of them are selected")
+    return others
+
+
+def _write_selection(
     data: Path,
-    folder: Path,
-    manifest: dict[str, Any],
-    chosen: pl.DataFrame,
-    maker: dict[str, Any],
+    manifest: Mapping[str, Any],
+    selected: pl.DataFrame,
+    provenance: Mapping[str, Any],
     progress: Progress,
+    folder: Path,
 ) -> dict[str, Any]:
-    """The folder's files."""
+    """Write the folder with the selected dialogues and return its manifest."""
     tokens, size = TokenCounts(), Size()
     hashes, splits = {}, {}
     for split in SPLITS:
-        digest, count = hashlib.sha256(), Counter(conversations=0, samples=0)
-        with ParquetWriter(folder / f"{split}.parquet", SAMPLES) as writer:
-            for piece in read_sample_chunks(data, split):
-                rows = piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
+        with StreamWriter(folder / f"{split}.parquet", SAMPLES) as writer:
+            for chunk in read_sample_chunks(data, split):
+                rows = _keep_selected(chunk, selected)
                 turns = extract_utterances(rows)
                 tokens.add(turns.with_columns(split=pl.lit(split)))
                 for texts in turns.group_by("conversation_id").agg("text")["text"]:
                     size.add(texts.to_list())
-                digest.update(serialize_rows(rows))
                 writer.write(rows)
-                samples, conversations = rows.height, rows["conversation_id"].n_unique()
-                count.update(samples=samples, conversations=conversations)
-                progress(piece.height)
-        hashes[split], splits[split] = digest.hexdigest(), dict(count)
-    with ParquetWriter(folder / LABELS_FILE, LABEL_SCHEMA) as writer:
-        for piece in read_parquet_chunks(data / LABELS_FILE, LABEL_SHARD_ROWS):
-            writer.write(
-                piece.join(chosen, on="conversation_id", how="semi", maintain_order="left")
-            )
+                progress(chunk.height)
+        hashes[split], splits[split] = writer.hash, writer.counts
+    with ParquetWriter(folder / LABELS_FILE, LABEL_SCHEMA) as label_writer:
+        for chunk in read_parquet_chunks(data / LABELS_FILE, LABEL_SHARD_ROWS):
+            label_writer.write(_keep_selected(chunk, selected))
     tokens.frame().write_parquet(folder / TOKENS)
     if (data / LEXICON).is_file():
         shutil.copyfile(data / LEXICON, folder / LEXICON)
@@ -170,18 +179,24 @@ def _write(
             "tolerated": {},
             "rejected": {"rows": 0, "file": None, "reasons": {}},
             LABELS_KEY: manifest[LABELS_KEY],
-            SELECTION_KEY: maker,
+            SELECTION_KEY: provenance,
             "statistics": size.statistics(),
         },
     )
 
 
-def _labels(folder: Path) -> list[str]:
-    labelling = read_manifest(folder).get(LABELS_KEY)
-    if labelling is None:
+def _keep_selected(rows: pl.DataFrame, selected: pl.DataFrame) -> pl.DataFrame:
+    return rows.join(selected, on="conversation_id", how="semi", maintain_order="left")
+
+
+def _label_names(folder: Path) -> list[str]:
+    """Return the labels of a folder's utterances, in the order of their probabilities."""
+    manifest_entry = read_manifest(folder).get(LABELS_KEY)
+    if manifest_entry is None:
+        able = " or ".join(variants_where(labels_utterances))
         raise UsageError(
             f"'{folder}' has no labels of utterances: add them with 'attune annotate emotions RUN "
-            f"--data {folder}', RUN being a run of {' or '.join(variants_where(labels_utterances))}"
+            f"--data {folder}', where RUN is a run of {able}"
         )
-    labels: list[str] = labelling["labels"]
+    labels: list[str] = manifest_entry["labels"]
     return labels

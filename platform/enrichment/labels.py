@@ -1,21 +1,17 @@
-"""`attune annotate emotions`: what each utterance of a corpus tells, by a trained classifier.
+"""`attune annotate emotions`: label the utterances of prepared data with a trained classifier.
 
-    train.parquet valid.parquet test.parquet         samples, with the likeliest labels in
+    train.parquet valid.parquet test.parquet         samples, with the most likely labels in
                                                      `context_labels` and `response_label`
-    emotions.parquet        conversation_id, turn, split and `probabilities`, one for each label in
-                            the order of the manifest: the whole distribution of each utterance
+    emotions.parquet        conversation_id, turn, split and `probabilities`: the distribution of
+                            each utterance over the labels, in the order of the manifest
 
-An utterance is labelled once, however many contexts it stands in. Memory does not grow with the
-corpus: Ray tasks label some conversations each, out of one file and into another, and what was done
-waits in a folder beside the one to be made, so that an interruption loses little.
+Each utterance is labelled once, however many contexts contain it. Shards consist of whole
+conversations, and memory does not grow with the corpus.
 """
 
-import hashlib
-import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +20,16 @@ import polars as pl
 import torch
 
 from attune.platform.core.errors import UsageError
-from attune.platform.core.files import checksum
 from attune.platform.core.settings import labels_utterances, variants_where
 from attune.platform.data.conversations import SPLITS, whole_conversations
 from attune.platform.data.dataset_folder import (
-    OutputFolder,
+    StreamWriter,
+    check_not_source,
     combine_hashes,
     find_existing,
+    hash_stream,
+    publish_folder,
     read_manifest,
-    read_samples,
-    serialize_rows,
     write_manifest,
 )
 from attune.platform.data.files import ParquetWriter, read_parquet_chunks
@@ -45,9 +41,10 @@ from attune.platform.enrichment.classifier import (
     fit_temperatures,
     require_classifier,
 )
-from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
+from attune.platform.enrichment.shards import Shard, cut_stream, describe_model, read_results
+from attune.platform.runs.model import Model, load_model, load_model_once
 from attune.platform.runs.record import Run
-from attune.platform.services.tasks import run_file_tasks
+from attune.platform.services.tasks import Progress, run_file_tasks, task_folder
 
 LABELS_KEY = "emotions"
 LABELS_FILE = "emotions.parquet"
@@ -62,44 +59,24 @@ LABEL_SCHEMA = pl.Schema(
     }
 )
 
-Progress = Callable[[int], None]
-"""Called with the number of samples that were just done."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """The samples of some whole conversations, and the file for what their utterances tell."""
-
-    model: str
-    samples: str
-    split: str
-    start: int
-    rows: int
-    temperature: float
-    file: str
-
 
 def label_shard(shard: Shard) -> int:
-    """Write the distributions of a shard's utterances; the number of samples they are from."""
+    """Write the distributions of a shard's utterances; return the number of samples."""
     torch.set_num_threads(1)  # a task has one core
-    turns = extract_utterances(_rows(shard)).with_columns(label=pl.lit(None, dtype=pl.String))
-    probabilities = label_probabilities(
-        load_model_once(Path(shard.model)), turns, shard.temperature
-    )
-    path = Path(shard.file)
-    new = path.with_suffix(".new")
-    turns.select(
+    turns = extract_utterances(shard.read()).with_columns(label=pl.lit(None, dtype=pl.String))
+    model = load_model_once(Path(shard.model))
+    probabilities = label_probabilities(model, turns, shard.options["temperature"])
+    distributions = turns.select(
         "conversation_id",
         "turn",
-        pl.lit(shard.split).alias("split"),
+        pl.lit(shard.stream).alias("split"),
         pl.Series(PROBABILITIES, probabilities).arr.to_list(),
-    ).cast(LABEL_SCHEMA).write_parquet(new)
-    new.replace(path)
-    return shard.rows
+    )
+    return shard.write(distributions.cast(LABEL_SCHEMA))
 
 
 def label_probabilities(model: Model, turns: pl.DataFrame, temperature: float) -> Floats:
-    """(N, labels) of utterances, each read by itself."""
+    """Return the probabilities (N, labels) of utterances, each classified by itself."""
     log_probs = classify_texts(model, utterance_samples(turns), "context")
     return np.exp(calibration.apply_temperature(log_probs, temperature))
 
@@ -113,127 +90,98 @@ def label_utterances(
     total: Progress = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Make `out`: the prepared folder `data` with labels of utterances; returns its manifest.
+    """Write the prepared folder `data` with labelled utterances to `out`; return the new manifest.
 
-    `replace` labels anew what has labels. Nothing is done where `out` is what would be made.
+    `replace` overwrites labels of the data. If `out` is already the result, nothing is done.
     """
     variant = require_classifier(load_model(run.model))
     if variant.requirements.labels != "utterances":
         able = " or ".join(variants_where(labels_utterances))
-        raise UsageError(f"'{run.name}' labels no utterances: name a run of {able}")
+        raise UsageError(f"'{run.name}' does not label utterances: name a run of {able}")
     manifest = read_manifest(data)
-    maker = {
-        "run": run.name,
-        "run_id": run.run_id,
-        "variant": run.variant,
-        "weights": checksum(run.model / MODEL_WEIGHTS),
+    provenance = {
+        **describe_model(run),
         "temperature": fit_temperatures(run)["context"],
         "labels": list(variant.data_info.emotions),
         "data": manifest["hash"],
     }
-    target = OutputFolder(out, overwrite=False)
-    if out.resolve() == data.resolve():
-        raise UsageError(f"--out '{out}' is the data itself: name another folder")
-    if (existing := find_existing(out, LABELS_KEY, maker)) is not None:
+    check_not_source(out, data)
+    if (existing := find_existing(out, LABELS_KEY, provenance)) is not None:
         return existing
-    _check(data, manifest, replace)
+    if not replace:
+        _check_unlabelled(data, manifest)
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
-    key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
-    work = out.resolve().parent / f".{out.name}.{LABELS_KEY}-{key}"
-    work.mkdir(parents=True, exist_ok=True)
-    shards = [shard for split in SPLITS for shard in _shards(run, data, split, maker, work)]
-    run_file_tasks(label_shard, shards, progress)
-    with target.temporary_folder() as staging:
-        manifest = _write(data, staging, manifest, shards, maker)
-        target.publish(staging, manifest)
-    shutil.rmtree(work)
-    return manifest
+    with task_folder(out, LABELS_KEY, provenance) as folder:
+        options = {"temperature": provenance["temperature"]}
+        shards = {
+            split: cut_stream(
+                run, data, split, _conversation_sizes(data, split), folder, options=options
+            )
+            for split in SPLITS
+        }
+        run_file_tasks(label_shard, [s for part in shards.values() for s in part], progress)
+        return publish_folder(out, partial(_write_labelled, data, manifest, shards, provenance))
 
 
-def _check(data: Path, manifest: Mapping[str, Any], replace: bool) -> None:
-    """Refuse what has labels already, unless told to replace them."""
-    if replace:
-        return
-    by = manifest.get(LABELS_KEY)
+def _check_unlabelled(data: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise an error if utterances have labels already."""
+    labeller = manifest.get(LABELS_KEY)
     columns = ("context_labels", "response_label")
     labelled = (
-        piece["response_label"].count() + piece["context_labels"].explode().count()
+        rows["response_label"].count() + rows["context_labels"].explode().count()
         for split in SPLITS
-        for piece in read_parquet_chunks(data / f"{split}.parquet", LABEL_SHARD_ROWS, columns)
+        for rows in read_parquet_chunks(data / f"{split}.parquet", LABEL_SHARD_ROWS, columns)
     )
-    if by or any(labelled):
-        who = f"'{by['run']}' has made them" if by else "its source brings them"
-        raise UsageError(f"'{data}' has labels already ({who}): add --replace to label them anew")
+    if labeller or any(labelled):
+        origin = f"from '{labeller['run']}'" if labeller else "from its source"
+        raise UsageError(
+            f"'{data}' has labels of utterances already, {origin}: add --replace to label it anew"
+        )
 
 
 def read_sample_chunks(
     data: Path, split: str, columns: Sequence[str] | None = None
 ) -> Iterator[pl.DataFrame]:
-    """The samples of a split, some whole conversations at a time."""
+    """Yield the samples of a split in chunks of whole conversations."""
     path = data / f"{split}.parquet"
     return whole_conversations(read_parquet_chunks(path, LABEL_SHARD_ROWS, columns))
 
 
-def _shards(
-    run: Run, data: Path, split: str, maker: Mapping[str, Any], work: Path
-) -> Iterator[Shard]:
-    start = 0
-    for names in read_sample_chunks(data, split, ["conversation_id"]):
-        yield Shard(
-            model=str(run.model.resolve()),
-            samples=str((data / f"{split}.parquet").resolve()),
-            split=split,
-            start=start,
-            rows=names.height,
-            temperature=maker["temperature"],
-            file=str(work / f"{split}-{start:010d}.parquet"),
-        )
-        start += names.height
+def _conversation_sizes(data: Path, split: str) -> Iterator[int]:
+    """Yield the sizes of shards that consist of whole conversations."""
+    return (rows.height for rows in read_sample_chunks(data, split, ["conversation_id"]))
 
 
-def _rows(shard: Shard) -> pl.DataFrame:
-    part = pl.scan_parquet(shard.samples, row_index_name="row").slice(shard.start, shard.rows)
-    return part.collect().sort("row").drop("row")
-
-
-def _write(
+def _write_labelled(
     data: Path,
-    folder: Path,
     manifest: Mapping[str, Any],
-    shards: Sequence[Shard],
-    maker: Mapping[str, Any],
+    shards: Mapping[str, Sequence[Shard]],
+    provenance: dict[str, Any],
+    folder: Path,
 ) -> dict[str, Any]:
-    """The folder's files with the new labels in them."""
-    for name in manifest["contents"]:
-        if name not in (LABELS_FILE, *(f"{split}.parquet" for split in SPLITS)):
-            shutil.copyfile(data / name, folder / name)
-    digests = {split: hashlib.sha256() for split in SPLITS}
-    with ExitStack() as stack:
-        label_writer = stack.enter_context(ParquetWriter(folder / LABELS_FILE, LABEL_SCHEMA))
-        samples = {
-            split: stack.enter_context(ParquetWriter(folder / f"{split}.parquet", SAMPLES))
-            for split in SPLITS
-        }
-        for shard in shards:
-            distributions = pl.read_parquet(shard.file)
-            rows = add_labels(_rows(shard), distributions, maker["labels"])
-            digests[shard.split].update(serialize_rows(rows))
-            label_writer.write(distributions)
-            samples[shard.split].write(rows)
-    hashes = {split: digest.hexdigest() for split, digest in digests.items()}
-    for stream in manifest["splits"]:
-        if stream not in SPLITS:
-            rows = read_samples(data, stream)
-            hashes[stream] = hashlib.sha256(serialize_rows(rows)).hexdigest()
+    """Write the folder with the results of the shards and return its manifest."""
+    new_files = {LABELS_FILE, *(f"{split}.parquet" for split in SPLITS)}
+    for name in set(manifest["contents"]) - new_files:
+        shutil.copyfile(data / name, folder / name)
+    hashes = {
+        stream: hash_stream(data, stream) for stream in manifest["splits"] if stream not in SPLITS
+    }
+    with ParquetWriter(folder / LABELS_FILE, LABEL_SCHEMA) as label_writer:
+        for split, parts in shards.items():
+            with StreamWriter(folder / f"{split}.parquet", SAMPLES) as writer:
+                for shard, distributions in read_results(parts):
+                    label_writer.write(distributions)
+                    writer.write(add_labels(shard.read(), distributions, provenance["labels"]))
+            hashes[split] = writer.hash
     return write_manifest(
-        folder, {**manifest, "hash": combine_hashes(hashes), LABELS_KEY: dict(maker)}
+        folder, {**manifest, "hash": combine_hashes(hashes), LABELS_KEY: provenance}
     )
 
 
 def add_labels(
     samples: pl.DataFrame, distributions: pl.DataFrame, labels: Sequence[str]
 ) -> pl.DataFrame:
-    """Samples of whole conversations with the likeliest label of each of their utterances."""
+    """Return samples of whole conversations with the most likely label of each utterance."""
     likeliest = (
         pl.col(PROBABILITIES)
         .list.arg_max()

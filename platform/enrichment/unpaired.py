@@ -1,25 +1,22 @@
-"""`attune data harvest`: contexts and responses of any conversations, each with a likely emotion.
+"""`attune data harvest`: unpaired contexts and responses with emotions, from any conversations.
 
     unpaired_contexts.parquet unpaired_responses.parquet      texts in the schema of samples, with
                                                               `emotion` and its `probability`
-    rejects.jsonl           rows that were set aside, with file, row and reason
-    manifest.json           what the folder is, and which classifier made it
+    rejects.jsonl           rejected rows, with file, row and reason
+    manifest.json           sources, classifier, counts and hash
 
 A context is all turns before a listener's turn, a response is that turn. Every text that is long
-enough is kept with the likeliest emotion and its calibrated probability, whatever that is: a
-threshold is only looked at when texts are read, so that another one needs no classifier.
+enough is kept with its most likely emotion and the calibrated probability; the threshold is applied
+when texts are read, so that another threshold does not need the classifier.
 
-Memory does not grow with the corpus. Sources are prepared in pieces; Ray tasks label a few thousand
-samples each, out of one file and into another; the results are joined a file at a time. What was
-done waits in a folder beside the one to be made, so that an interrupted harvest goes on.
+Sources are prepared first; then shards of their samples are classified. Memory does not grow with
+the corpus.
 """
 
-import hashlib
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +33,34 @@ from attune.platform.data.conversations import SPLITS, UNPAIRED
 from attune.platform.data.dataset_folder import (
     MANIFEST,
     REJECTS,
-    OutputFolder,
+    StreamWriter,
     combine_hashes,
     find_existing,
+    publish_folder,
     read_manifest,
-    serialize_rows,
     write_manifest,
 )
-from attune.platform.data.files import ParquetWriter, read_parquet_chunks
+from attune.platform.data.files import read_parquet_chunks
 from attune.platform.data.prepare import find_data, prepare
 from attune.platform.data.samples import SAMPLES
 from attune.platform.data.sources import BUNDLED, Source
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.classifier import (
     TEXT_KINDS,
-    Progress,
     classify_texts,
     fit_temperatures,
     require_classifier,
 )
-from attune.platform.runs.model import MODEL_WEIGHTS, Model, load_model, load_model_once
+from attune.platform.enrichment.shards import (
+    Shard,
+    cut_stream,
+    describe_model,
+    equal_sizes,
+    read_results,
+)
+from attune.platform.runs.model import Model, load_model, load_model_once
 from attune.platform.runs.record import Run
-from attune.platform.services.tasks import run_file_tasks
+from attune.platform.services.tasks import Progress, run_file_tasks, task_folder
 
 HARVEST_KEY = "harvest"
 MIN_LENGTH = 3
@@ -69,41 +72,22 @@ UNPAIRED_FILES = {CONTEXTS: UNPAIRED[0], RESPONSES: UNPAIRED[1]}
 """By the name that models have for a stream, the one it has in a folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """Some samples of a prepared file, and the file for their labelled texts."""
-
-    model: str
-    samples: str
-    start: int
-    rows: int
-    kind: Kind
-    temperature: float
-    min_length: int
-    file: str
-
-
 def classify_shard(shard: Shard) -> int:
-    """Write a shard's texts with their emotions; the number of samples they are from."""
+    """Write a shard's texts with their emotions; return the number of samples."""
     torch.set_num_threads(1)  # a task has one core
-    part = pl.scan_parquet(shard.samples, row_index_name="row").slice(shard.start, shard.rows)
-    texts = extract_texts(part.collect().sort("row"), shard.kind, shard.min_length)
+    kind = shard.options["kind"]
+    texts = extract_texts(shard.read(), kind, shard.options["min_length"])
     if texts.height:
-        texts = _label_texts(
-            load_model_once(Path(shard.model)), texts, shard.kind, shard.temperature
-        )
-    path = Path(shard.file)
-    new = path.with_suffix(".new")
-    texts.select(HARVESTED.names()).cast(HARVESTED).write_parquet(new)
-    new.replace(path)
-    return shard.rows
+        model = load_model_once(Path(shard.model))
+        texts = _add_emotions(model, texts, kind, shard.options["temperature"])
+    return shard.write(texts.select(HARVESTED.names()).cast(HARVESTED))
 
 
 def extract_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.DataFrame:
-    """The contexts, or the responses, of samples, and nothing else of them; short ones are left
-    out."""
-    spoken = pl.col("context_tokens").list.join(" ") if kind == "context" else "response_tokens"
-    tokens = samples.select(spoken).to_series().str.count_matches(r"\S+")
+    """Return the contexts, or the responses, that have at least `min_length` tokens; all other
+    columns are empty."""
+    text = pl.col("context_tokens").list.join(" ") if kind == "context" else "response_tokens"
+    tokens = samples.select(text).to_series().str.count_matches(r"\S+")
     others = [
         pl.lit([] if isinstance(dtype, pl.List) else None, dtype=dtype).alias(name)
         for name, dtype in HARVESTED.items()
@@ -112,7 +96,10 @@ def extract_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.Data
     return samples.filter(tokens >= min_length).with_columns(others)
 
 
-def _label_texts(model: Model, texts: pl.DataFrame, kind: Kind, temperature: float) -> pl.DataFrame:
+def _add_emotions(
+    model: Model, texts: pl.DataFrame, kind: Kind, temperature: float
+) -> pl.DataFrame:
+    """Return texts with the most likely emotion and its calibrated probability."""
     log_probs = classify_texts(model, texts, kind)
     emotions = model.variant.data_info.emotions
     best = np.exp(calibration.apply_temperature(log_probs, temperature).max(axis=1))
@@ -135,52 +122,39 @@ def harvest_texts(
     total: Progress = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Make `out`: the texts of the sources with their emotions; returns its manifest.
+    """Write the texts of the sources with their emotions to `out` and return the manifest.
 
-    Nothing is done where `out` is what would be made.
+    If `out` is already the result, nothing is done.
     """
     if min_length < 1:
         raise UsageError(f"--min-length: expected at least 1, got {min_length}")
-    if (
-        require_classifier(load_model(run.model)).learns != TEXT_KINDS
-    ):  # refused here, not in a task
+    variant = require_classifier(load_model(run.model))  # raises here rather than in a task
+    if variant.learns != TEXT_KINDS:
         able = " or ".join(variants_where(_classifies_both_kinds))
         raise UsageError(f"'{run.name}' classifies utterances only: name a run of {able}")
-    target = OutputFolder(out, overwrite=False)
-    maker = {
-        "run": run.name,
-        "run_id": run.run_id,
-        "variant": run.variant,
-        "weights": checksum(run.model / MODEL_WEIGHTS),
+    provenance = {
+        **describe_model(run),
         "temperature": fit_temperatures(run),
         "min_length": min_length,
-        "sources": [_identity(source) for source in sources],
+        "sources": [_describe_source(source) for source in sources],
     }
-    if (there := find_existing(out, HARVEST_KEY, maker)) is not None:
-        return there
-    key = hashlib.sha256(json.dumps(maker).encode()).hexdigest()[:12]
-    work = out.resolve().parent / f".{out.name}.harvest-{key}"
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        with target.temporary_folder() as staging:
-            folders = [
-                _prepare_source(source, work / f"source-{n}") for n, source in enumerate(sources)
-            ]
-            shards = {kind: list(_shards(run, folders, kind, maker, work)) for kind in TEXT_KINDS}
-            both = [shard for of_kind in shards.values() for shard in of_kind]
-            total(sum(shard.rows for shard in both))
-            run_file_tasks(classify_shard, both, progress)
-            manifest = _write(staging, folders, shards, maker)
-            target.publish(staging, manifest)
-    except (DataError, UsageError):
-        shutil.rmtree(work)  # what is wrong would be so again: there is nothing to go on with
-        raise
-    shutil.rmtree(work)
-    return manifest
+    if (existing := find_existing(out, HARVEST_KEY, provenance)) is not None:
+        return existing
+    with task_folder(out, HARVEST_KEY, provenance) as folder:
+        prepared = [
+            _prepare_source(source, folder / f"source-{n}") for n, source in enumerate(sources)
+        ]
+        shards = {
+            kind: _cut_sources(run, prepared, kind, provenance, folder) for kind in TEXT_KINDS
+        }
+        both = [shard for of_kind in shards.values() for shard in of_kind]
+        total(sum(shard.rows for shard in both))
+        run_file_tasks(classify_shard, both, progress)
+        return publish_folder(out, partial(_write_harvest, prepared, shards, provenance))
 
 
-def _identity(source: str) -> dict[str, Any]:
-    """What a source is: a prepared folder, or files, by their content."""
+def _describe_source(source: str) -> dict[str, Any]:
+    """Return what identifies a source: its hash if it is prepared, else its files' checksums."""
     if _is_prepared(source):
         return {"source": source, "hash": read_manifest(Path(source))["hash"]}
     files = Source(source)
@@ -193,7 +167,7 @@ def _is_prepared(source: str) -> bool:
 
 
 def _prepare_source(source: str, folder: Path) -> Path:
-    """A source as samples: the folder it is already, or one that is made of it, once."""
+    """Return the prepared folder of a source; files are prepared in `folder`, once."""
     if _is_prepared(source):
         return find_data(source)
     if not (folder / MANIFEST).is_file():
@@ -201,67 +175,56 @@ def _prepare_source(source: str, folder: Path) -> Path:
     return folder
 
 
-def _shards(
-    run: Run, folders: Sequence[Path], kind: Kind, maker: Mapping[str, Any], work: Path
-) -> Iterator[Shard]:
-    for number, folder in enumerate(folders):
+def _cut_sources(
+    run: Run, prepared: Sequence[Path], kind: Kind, provenance: Mapping[str, Any], folder: Path
+) -> list[Shard]:
+    """Cut the pairs of all sources into shards for one kind of text."""
+    options = {
+        "kind": kind,
+        "temperature": provenance["temperature"][kind],
+        "min_length": provenance["min_length"],
+    }
+    shards = []
+    for number, data in enumerate(prepared):
+        splits = read_manifest(data)["splits"]
         for split in SPLITS:
-            count = read_manifest(folder)["splits"].get(split, {}).get("samples", 0)
-            for start in range(0, count, TEXT_SHARD_ROWS):
-                yield Shard(
-                    model=str(run.model.resolve()),
-                    samples=str(folder / f"{split}.parquet"),
-                    start=start,
-                    rows=min(TEXT_SHARD_ROWS, count - start),
-                    kind=kind,
-                    temperature=maker["temperature"][kind],
-                    min_length=maker["min_length"],
-                    file=str(work / f"{kind}-{number}-{split}-{start:010d}.parquet"),
-                )
+            count = splits.get(split, {}).get("samples", 0)
+            sizes, prefix = equal_sizes(count, TEXT_SHARD_ROWS), f"{kind}-{number}-"
+            shards += cut_stream(run, data, split, sizes, folder, prefix=prefix, options=options)
+    return shards
 
 
-def _write(
-    folder: Path,
-    folders: Sequence[Path],
+def _write_harvest(
+    prepared: Sequence[Path],
     shards: Mapping[Kind, Sequence[Shard]],
-    maker: Mapping[str, Any],
+    provenance: dict[str, Any],
+    folder: Path,
 ) -> dict[str, Any]:
-    """The folder's files."""
-    digests, counts = {}, {}
+    """Write the folder with the results of the shards and return its manifest."""
+    hashes, counts = {}, {}
     for kind, stream in STREAM_OF_KIND.items():
-        files = [Path(shard.file) for shard in shards[kind]]
-        digests[stream], counts[stream] = _join_files(files, folder / f"{stream}.parquet")
+        with StreamWriter(folder / f"{stream}.parquet", HARVESTED) as writer:
+            for _, texts in read_results(shards[kind]):
+                writer.write(texts)
+        hashes[stream], counts[stream] = writer.hash, writer.counts
     if not any(count["samples"] for count in counts.values()):
         raise DataError(
-            f"no text of the sources has {maker['min_length']} tokens: lower --min-length, or name "
-            f"other sources"
+            f"no text of the sources has {provenance['min_length']} tokens: lower --min-length, or "
+            f"name other sources"
         )
     manifest = {
-        "hash": combine_hashes(digests),
+        "hash": combine_hashes(hashes),
         "format": HARVEST_KEY,
         "splits": counts,
         "tolerated": {},
-        "rejected": _collect_rejects(folders, folder / REJECTS),
-        HARVEST_KEY: maker,
+        "rejected": _collect_rejects(prepared, folder / REJECTS),
+        HARVEST_KEY: provenance,
     }
     return write_manifest(folder, manifest)
 
 
-def _join_files(files: Sequence[Path], path: Path) -> tuple[str, dict[str, int]]:
-    """One file of several, a piece at a time: its hash, and what it holds."""
-    digest = hashlib.sha256()
-    count: Counter[str] = Counter(conversations=0, samples=0)
-    with ParquetWriter(path, HARVESTED) as whole:
-        for file in files:
-            rows = pl.read_parquet(file)
-            digest.update(serialize_rows(rows))
-            count.update(samples=rows.height, conversations=rows["conversation_id"].n_unique())
-            whole.write(rows)
-    return digest.hexdigest(), dict(count)
-
-
 def _collect_rejects(folders: Sequence[Path], path: Path) -> dict[str, Any]:
-    """What was set aside in all sources, listed in one file."""
+    """Write the rejected rows of all sources to one file and return their summary."""
     rejected = {folder: read_manifest(folder)["rejected"] for folder in folders}
     reasons: Counter[str] = Counter()
     for folder, summary in rejected.items():
@@ -281,7 +244,7 @@ def read_unpaired(folder: Path, stream: str, threshold: Threshold) -> pl.DataFra
     threshold."""
     kept = [
         piece.filter(pl.col(PROBABILITY) > threshold.value)
-        for piece in _pieces(folder, UNPAIRED_FILES[stream], HARVESTED.names())
+        for piece in _read_harvest_chunks(folder, UNPAIRED_FILES[stream], HARVESTED.names())
     ]
     samples = pl.concat([SAMPLES.to_frame(), *(piece.select(SAMPLES.names()) for piece in kept)])
     if samples.is_empty():
@@ -293,11 +256,11 @@ def read_unpaired(folder: Path, stream: str, threshold: Threshold) -> pl.DataFra
 
 
 def count_unpaired(folder: Path, threshold: float) -> dict[str, Any]:
-    """By stream, how many texts there are, and how many of each emotion a threshold keeps."""
+    """Return by stream the number of texts, and the number of each emotion above a threshold."""
     counts = {}
     for name, stream in UNPAIRED_FILES.items():
         texts, emotions = 0, Counter[str]()
-        for piece in _pieces(folder, stream, ["emotion", PROBABILITY]):
+        for piece in _read_harvest_chunks(folder, stream, ["emotion", PROBABILITY]):
             texts += piece.height
             kept = piece.filter(pl.col(PROBABILITY) > threshold)
             emotions.update(dict(kept["emotion"].value_counts().iter_rows()))
@@ -307,15 +270,17 @@ def count_unpaired(folder: Path, threshold: float) -> dict[str, Any]:
 
 
 def check_harvest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder, which must be a harvest."""
-    again = "make one with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR'"
+    """Return the manifest of a folder, which must be a harvest."""
+    hint = "create one with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR'"
     if not (folder / MANIFEST).is_file():
-        raise UsageError(f"harvest={folder}: there is no harvest; {again}")
+        raise UsageError(f"harvest={folder}: no such harvest; {hint}")
     manifest = read_manifest(folder)
     if manifest["format"] != HARVEST_KEY:
-        raise UsageError(f"harvest={folder}: this is prepared data, and no harvest; {again}")
+        raise UsageError(f"harvest={folder}: expected a harvest, got prepared data; {hint}")
     return manifest
 
 
-def _pieces(folder: Path, stream: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+def _read_harvest_chunks(
+    folder: Path, stream: str, columns: Sequence[str]
+) -> Iterator[pl.DataFrame]:
     return read_parquet_chunks(folder / f"{stream}.parquet", TEXT_SHARD_ROWS, columns)

@@ -1,11 +1,19 @@
-"""The task runner: run a function over many inputs as Ray tasks."""
+"""The task runner: run a function over many inputs as Ray tasks, and resume interrupted work."""
 
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from attune.platform.core.errors import DataError, UsageError
 from attune.platform.services import cluster
+
+Progress = Callable[[int], None]
+"""Called with the number of rows that were just processed."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,7 +63,7 @@ def run_tasks(
 def run_file_tasks(
     work: Callable[[F], int],
     tasks: Sequence[F],
-    progress: Callable[[int], None],
+    progress: Progress,
     at_once: int | None = None,
 ) -> None:
     """Run the tasks whose files do not exist yet, so that an interrupted command can be resumed.
@@ -70,3 +78,25 @@ def run_file_tasks(
             missing.append(task)
     for done in run_tasks(work, missing, at_once):
         progress(done)
+
+
+@contextmanager
+def task_folder(out: Path, name: str, inputs: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield a hidden folder beside `out` for the files of tasks.
+
+    Its name depends on the inputs, so that a repeated command finds the files of an interrupted
+    one. It is removed when the work is done, and after a DataError or UsageError, which the same
+    command would only raise again.
+    """
+    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:12]
+    folder = out.resolve().parent / f".{out.name}.{name}-{digest}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out '{out}': cannot write there: {error.strerror}") from error
+    try:
+        yield folder
+    except (DataError, UsageError):
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)

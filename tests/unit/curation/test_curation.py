@@ -14,8 +14,8 @@ from attune.platform.curation.subtitles import Line
 from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
 from attune.platform.data.prepare import prepare
 from attune.platform.services import cluster
-from attune.platform.services import tasks as ray_tasks
 from tests.commands import error_of, json_output
+from tests.tasks import interrupted_after, run_in_process
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500
@@ -271,7 +271,7 @@ def test_a_classifier_that_is_none(tmp_path, known):
 
 
 def dialogs(lines, model=None, steps=(), gap=5.0):
-    curated = curate._dialogs(lines, model, Cleaning(steps, Counter()), gap)
+    curated = curate.split_into_dialogs(lines, model, Cleaning(steps, Counter()), gap)
     return [[turn.text for turn in dialog] for dialog in curated]
 
 
@@ -312,7 +312,7 @@ def test_lines_of_one_speaker_are_joined(classifier):
         Line(text="And I went on.", start=15.0, end=16.0),
     ]
     model = turns.load_turns_model(classifier)
-    joined = list(curate._dialogs(lines, model, Cleaning(STEPS, Counter()), 5.0))
+    joined = list(curate.split_into_dialogs(lines, model, Cleaning(STEPS, Counter()), 5.0))
     assert [[turn.text for turn in dialog] for dialog in joined] == [
         ["Why not?", "Nobody did. And I went on.", "And I went on."],  # a dash begins a turn
         ["And I went on."],  # so does a silence
@@ -322,18 +322,10 @@ def test_lines_of_one_speaker_are_joined(classifier):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Tasks run in this process; which files they made."""
-    done = []
-
-    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
-        for task in tasks:
-            done.append(task.file)
-            yield work(task)
-
+    """The files of the tasks, which run in this process on small shards."""
     monkeypatch.setattr(cluster, "connect", lambda: None)
-    monkeypatch.setattr(ray_tasks, "run_tasks", run_tasks)
     monkeypatch.setattr(curate, "FILES_OF_A_PART", 2)
-    return done
+    return run_in_process(monkeypatch)
 
 
 TALK = [("Where were you?", 1, 2), ("At home, as always.", 2, 3), ("I was at home, too.", 3, 4)]
@@ -431,21 +423,14 @@ def test_steps_can_be_left_out(films, tmp_path):
     assert (every["statistics"]["cleaned"]["dialogs"], every["steps"]) == (5, {})
 
 
-def test_an_interrupted_curation_goes_on(films, here, tmp_path, monkeypatch):
+def test_an_interrupted_curation_is_resumed(films, here, tmp_path):
     whole, _ = curate.curate([films], tmp_path / "whole", model=None)
     parts = len(here)
     assert parts == 3
-    tasks, out = ray_tasks.run_tasks, tmp_path / "out"
-
-    def dies(work, left, at_once=None):  # noqa: ARG001
-        yield from tasks(work, left[:1])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ray_tasks, "run_tasks", dies)
-    with pytest.raises(KeyboardInterrupt):
+    out = tmp_path / "out"
+    with interrupted_after(1):
         curate.curate([films], out, model=None)
     assert not out.exists()
-    monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     del here[:]
     counts, totals = [], []
     resumed, _ = curate.curate(
@@ -464,9 +449,9 @@ def test_what_cannot_be_curated(films, tmp_path):
         curate.curate([films / "notes.txt"], tmp_path / "out", model=None)
     with pytest.raises(UsageError, match=r"two files are named '1999/11/1'"):
         curate.curate([films, films], tmp_path / "out", model=None)
-    with pytest.raises(UsageError, match="--gap 0"):
+    with pytest.raises(UsageError, match="--gap: expected a number of seconds above 0, got 0"):
         curate.curate([films], tmp_path / "out", model=None, gap=0)
-    with pytest.raises(DataError, match=r"no dialog is left of 1 files .*not readable as XML"):
+    with pytest.raises(DataError, match=r"no dialogue is left of 1 files .*not readable as XML"):
         curate.curate([films / "2001" / "22" / "2.xml"], tmp_path / "out", model=None)
     curate.curate([films], tmp_path / "out", model=None)
     with pytest.raises(UsageError, match="made in another way"):

@@ -20,11 +20,11 @@ from attune.platform.enrichment.causes import annotate_causes, cause_probabiliti
 from attune.platform.evaluation import cause_metrics
 from attune.platform.runs.model import load_model, save_model
 from attune.platform.runs.record import find_run
-from attune.platform.services import tasks as ray_tasks
 from attune.platform.text import encoders
 from attune.platform.training import setup
 from attune.platform.training.data import load_streams
 from tests.commands import error_of, json_output
+from tests.tasks import interrupted_after, run_in_process
 
 
 def reccon(folder, **splits):
@@ -273,17 +273,9 @@ def home(home_with, build):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Tasks run in this process; which they were."""
-    done = []
-
-    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
-        for task in tasks:
-            done.append((task.stream, task.start))
-            yield work(task)
-
-    monkeypatch.setattr(ray_tasks, "run_tasks", run_tasks)
+    """The files of the tasks, which run in this process on small shards."""
     monkeypatch.setattr(causes, "CAUSE_SHARD_ROWS", 4)
-    return done
+    return run_in_process(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -342,8 +334,8 @@ def test_annotate_adds_marks(call, here, unmarked, tmp_path):
     assert again["hash"] == manifest["hash"]
     assert len(here) == 5
     assert read_cause_samples(tmp_path / "out", "train").height == 10
-    assert "made in another way" in error_of(call(*command, "--threshold", "0.9"))
-    assert "already ('marker' has marked" in error_of(
+    assert "was made in another way" in error_of(call(*command, "--threshold", "0.9"))
+    assert "cause labels already, from 'marker'" in error_of(
         call("annotate", "cause", "marker", "--data", tmp_path / "out")
     )
 
@@ -377,19 +369,12 @@ def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
 
 
 @pytest.mark.usefixtures("home")
-def test_an_interrupted_annotation_goes_on(here, unmarked, tmp_path, monkeypatch):
+def test_an_interrupted_annotation_is_resumed(here, unmarked, tmp_path):
     run, out = find_run("marker"), tmp_path / "out"
-    tasks = ray_tasks.run_tasks
 
-    def dies(work, shards, at_once=None):  # noqa: ARG001
-        yield from tasks(work, shards[:2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ray_tasks, "run_tasks", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_after(2):
         annotate_causes(run, unmarked, out)
     assert not out.exists()
-    monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     first = here[:]
     counts = []
     annotate_causes(run, unmarked, out, progress=counts.append)
@@ -406,15 +391,17 @@ def test_annotate_refuses(call, prepared, unmarked, tmp_path):
     def message(*arguments):
         return error_of(call("annotate", "cause", *arguments))
 
-    assert "'dummy' marks no causes" in message("talker", "--data", unmarked)
+    assert "'dummy' does not annotate causes" in message("talker", "--data", unmarked)
     assert "did you mean 'marker'" in message("maker", "--data", unmarked)
     assert "is not a prepared folder" in message("marker", "--data", tmp_path / "none")
-    assert "its source brings them" in message("marker", "--data", prepared)
+    assert "already, from its source" in message("marker", "--data", prepared)
     assert "between 0 and 1" in message("marker", "--data", unmarked, "--threshold", "1.5")
     assert "is the data itself" in message("marker", "--data", unmarked, "--out", unmarked)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note").write_text("mine")
-    assert "is there already" in message("marker", "--data", unmarked, "--out", tmp_path / "full")
+    assert "exists and was made in another way" in message(
+        "marker", "--data", unmarked, "--out", tmp_path / "full"
+    )
     source = reccon(tmp_path / "raw", train=[DIALOGUE])
     prepare(source, tmp_path / "feelings")
     assert "no sample has an emotion" in message("marker", "--data", tmp_path / "feelings")

@@ -96,7 +96,7 @@ def test_log_probabilities_are_by_row(build, prepared):
             assert together[row] == pytest.approx(alone[0], abs=1e-4)
         assert np.exp(together).sum(axis=1) == pytest.approx(np.ones(40), abs=1e-5)
     assert sum(done) == 80
-    with pytest.raises(UsageError, match="'dummy' classifies no texts"):
+    with pytest.raises(UsageError, match="'dummy' does not classify texts"):
         classify_texts(build("dummy"), samples, "context")
 
 
@@ -188,7 +188,7 @@ def test_temperatures_are_fitted_on_valid_and_kept(prepared, monkeypatch):
 def test_data_that_changed_cannot_calibrate():
     run = find_run("teller")
     changed = run.update(data={**run.data, "hash": "other"})
-    with pytest.raises(UsageError, match="has changed since 'teller' learned from it"):
+    with pytest.raises(UsageError, match=r"'teller' is not calibrated yet, and .* has changed"):
         fit_temperatures(changed)
 
 
@@ -232,7 +232,7 @@ def test_show_calibration(call, tmp_path):
     assert errors["response_uncalibrated"] == pytest.approx(
         actual["response_calibration_error_uncalibrated"]
     )
-    assert "classifies no texts" in error_of(call("show", "calibration", "talker"))
+    assert "does not classify texts" in error_of(call("show", "calibration", "talker"))
     assert "ending in .png" in error_of(call("show", "calibration", "teller", "--out", "x.xyz"))
 
 

@@ -35,12 +35,12 @@ from attune.platform.enrichment.labels import (
 )
 from attune.platform.runs.model import build_model, label_names, load_model
 from attune.platform.runs.record import find_run
-from attune.platform.services import tasks as ray_tasks
 from attune.platform.training import setup
 from attune.platform.training.data import load_streams, read_training_samples
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.validation import compute_validation_metrics
 from tests.commands import error_of, json_output
+from tests.tasks import interrupted_after, run_in_process
 
 WORDS = ("gone", "won", "here", "late", "ill", "home")
 
@@ -91,17 +91,9 @@ def build(vocabulary, tiny_encoder):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Tasks run in this process; which files they made."""
-    done = []
-
-    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
-        for task in tasks:
-            done.append(task.file)
-            yield work(task)
-
-    monkeypatch.setattr(ray_tasks, "run_tasks", run_tasks)
+    """The files of the tasks, which run in this process on small shards."""
     monkeypatch.setattr(labels, "LABEL_SHARD_ROWS", 5)
-    return done
+    return run_in_process(monkeypatch)
 
 
 def paired(folder):
@@ -213,20 +205,14 @@ def test_samples_carry_the_likeliest_labels(output, data):
 
 
 def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypatch):  # noqa: ARG001
-    run, out, tasks = find_run("intent-classifier"), tmp_path / "out", ray_tasks.run_tasks
+    run, out = find_run("intent-classifier"), tmp_path / "out"
     whole = label_utterances(run, data, tmp_path / "whole")
     shards = len(here)
     assert shards > 3
 
-    def dies(work, left, at_once=None):  # noqa: ARG001
-        yield from tasks(work, left[:2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ray_tasks, "run_tasks", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_after(2):
         label_utterances(run, data, out)
     assert not out.exists()
-    monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     del here[:]
     counts = []
     output = label_utterances(run, data, out, progress=counts.append)
@@ -239,11 +225,11 @@ def test_what_cannot_be_labelled(output, data, prepared, tmp_path):
     out, manifest = output
     run = find_run("intent-classifier")
     assert label_utterances(run, data, out) == manifest  # it is there already
-    with pytest.raises(UsageError, match="'emotion-classifier' labels no utterances"):
+    with pytest.raises(UsageError, match="'emotion-classifier' does not label utterances"):
         label_utterances(find_run("emotion-classifier"), data, tmp_path / "x")
-    with pytest.raises(UsageError, match="its source brings them"):
+    with pytest.raises(UsageError, match="already, from its source"):
         label_utterances(run, prepared, tmp_path / "x")
-    with pytest.raises(UsageError, match=r"'intent-classifier' has made them.*--replace"):
+    with pytest.raises(UsageError, match=r"from 'intent-classifier': add --replace"):
         label_utterances(run, out, tmp_path / "x")
     with pytest.raises(UsageError, match="is the data itself"):
         label_utterances(run, data, data)
@@ -284,7 +270,7 @@ def test_the_most_emotional_make_a_folder(output, data, tmp_path):
     assert same["hash"] == manifest["hash"]
     select_dialogues(out, tmp_path / "rest", top=7, rest=True)
     assert paired(tmp_path / "rest").equals(paired(out).filter(~wanted))
-    with pytest.raises(UsageError, match="--rest leaves nothing"):
+    with pytest.raises(UsageError, match="--rest: no dialogue is left"):
         select_dialogues(out, tmp_path / "x", top=1000, rest=True)
     whole, _ = select_dialogues(out, tmp_path / "all", top=1000)
     assert pl.read_parquet(tmp_path / "all" / "tokens.parquet").equals(
@@ -318,9 +304,9 @@ def test_a_run_may_learn_from_emotional_dialogs_alone(output, data):
 def test_what_cannot_be_selected(output, data, tmp_path):
     out, _ = output
     for options in ({}, {"top": 3, "threshold": 0.5}):
-        with pytest.raises(UsageError, match="either --top N or --threshold"):
+        with pytest.raises(UsageError, match="either --top N or --threshold T, not both"):
             select_dialogues(out, tmp_path / "x", **options)
-    with pytest.raises(UsageError, match=r"--threshold 1\.5 leaves nothing: the most emotional"):
+    with pytest.raises(UsageError, match=r"--threshold 1\.5: no dialogue is that emotional"):
         select_dialogues(out, tmp_path / "x", threshold=1.5)
     with pytest.raises(UsageError, match="has no labels of utterances"):
         select_dialogues(data, tmp_path / "x", top=3)

@@ -32,12 +32,12 @@ from attune.platform.enrichment.unpaired import (
 )
 from attune.platform.runs.model import Model, load_model
 from attune.platform.runs.record import find_run
-from attune.platform.services import tasks as ray_tasks
 from attune.platform.training import setup
 from attune.platform.training.data import load_streams
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.validation import compute_validation_metrics
 from tests.commands import error_of, json_output
+from tests.tasks import interrupted_after, run_in_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +83,9 @@ def home(home_with, build):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Tasks run in this process; which files they made."""
-    done = []
-
-    def run_tasks(work, tasks, at_once=None):  # noqa: ARG001
-        for task in tasks:
-            done.append(task.file)
-            yield work(task)
-
-    monkeypatch.setattr(ray_tasks, "run_tasks", run_tasks)
+    """The files of the tasks, which run in this process on small shards."""
     monkeypatch.setattr(unpaired, "TEXT_SHARD_ROWS", 4)
-    return done
+    return run_in_process(monkeypatch)
 
 
 TEXTS = ("My dog is gone.", "Oh no.", "I miss him so much.", "I am sorry for you.", "Thanks.")
@@ -215,17 +207,10 @@ def split_sizes(source, folder):
 def test_an_interrupted_harvest_goes_on(here, tmp_path, monkeypatch):
     run, out = find_run("teller"), tmp_path / "out"
     source = dialogues(tmp_path / "own.jsonl")
-    tasks = ray_tasks.run_tasks
 
-    def dies(work, shards, at_once=None):  # noqa: ARG001
-        yield from tasks(work, shards[:2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ray_tasks, "run_tasks", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_after(2):
         harvest_texts(run, [source], out)
     assert not out.exists()
-    monkeypatch.setattr(ray_tasks, "run_tasks", tasks)
     monkeypatch.setattr(unpaired, "prepare", None)  # the source is not read again
     first, counts, totals = here[:], [], []
     harvest_texts(run, [source], out, total=totals.append, progress=counts.append)
@@ -261,7 +246,7 @@ def test_what_cannot_be_harvested_is_refused(call, tmp_path):
         return error_of(call("data", "harvest", *arguments), code)
 
     out = ("--out", tmp_path / "out")
-    assert "'dummy' classifies no texts" in replies("talker", "--source", source, *out)
+    assert "'dummy' does not classify texts" in replies("talker", "--source", source, *out)
     assert "no such source: 'nowhere'" in replies("teller", "--source", "nowhere", *out)
     assert "--threshold: expected a number" in replies(
         "teller", "--source", source, *out, "--threshold", "1.5"
@@ -275,7 +260,7 @@ def test_what_cannot_be_harvested_is_refused(call, tmp_path):
     assert not list(tmp_path.glob(".*"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "note").write_text("mine")
-    assert "is there already" in replies("teller", "--source", source, *out)
+    assert "exists and was made in another way" in replies("teller", "--source", source, *out)
 
 
 @pytest.mark.usefixtures("home", "here")
@@ -347,9 +332,9 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
         begin(tmp_path / "plain")
     with pytest.raises(UsageError, match=r"=0\.5: only the texts of a harvest have probabilities"):
         begin(prepared, harvest_threshold=0.5)
-    with pytest.raises(UsageError, match="there is no harvest"):
+    with pytest.raises(UsageError, match="no such harvest"):
         begin(prepared, harvest="nowhere")
-    with pytest.raises(UsageError, match="this is prepared data, and no harvest"):
+    with pytest.raises(UsageError, match="expected a harvest, got prepared data"):
         begin(prepared, harvest=str(prepared))
     with pytest.raises(UsageError, match=r"holds no pairs \(harvest\)"):
         begin(out)
