@@ -62,7 +62,9 @@ def demo(
     for variant in plan:  # before the first is trained
         configure(variant, preset)
     results = []
-    for run in _train_runs([_run(variant, preset, max_steps) for variant in plan], screen):
+    for run in _train_runs(
+        [_run(variant, preset, max_steps) for variant in plan], max_steps, screen
+    ):
         screen.print(f"evaluating {run.name}", markup=False)
         results.append((run, evaluate_and_log(run, "test")))
     _show(screen, results)
@@ -82,24 +84,28 @@ def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
         return setup.new_run(
             variant, preset=preset, overrides=overrides, name=name, max_steps=max_steps
         )
-    run = read_run(folder)
-    return run if run.status == "finished" else run.update(max_steps=max_steps)
+    return read_run(folder)
 
 
-def _train_runs(runs: "list[Run]", screen: Console) -> "list[Run]":
-    """All of them, as many at once as there are cores: small models gain little by a second one."""
+def _train_runs(runs: "list[Run]", max_steps: int | None, screen: Console) -> "list[Run]":
+    """Train the unfinished ones, as many at once as there are cores: small models gain little by a
+    second one."""
+    from attune.platform.runs.lock import lock_runs
     from attune.platform.training import driver
+    from attune.platform.training.signals import StopSignals
 
-    finished = {run.name: run for run in runs if run.status == "finished"}
-    for run in finished.values():
-        screen.print(f"{run.name} is finished already: {run.folder}", markup=False)
-    left = [run for run in runs if run.name not in finished]
-    if left:
-        with training_progress(screen, *(run.name for run in left)) as show:
-            finished |= {run.name: run for run in driver.train_all(left, show)}
+    signals = StopSignals()
+    with lock_runs(runs) as runs:
+        finished = {run.name: run for run in runs if run.status == "finished"}
+        for run in finished.values():
+            screen.print(f"{run.name} is finished already: {run.folder}", markup=False)
+        left = [run.update(max_steps=max_steps) for run in runs if run.name not in finished]
+        if left:
+            with training_progress(screen, *(run.name for run in left)) as show:
+                finished |= {run.name: run for run in driver.train_all(left, show, signals)}
     if any(run.status != "finished" for run in finished.values()):
-        screen.print("stopped: give the same command again to go on")
-        raise typer.Exit(130)
+        screen.print("stopped: resume with the same command")
+        raise typer.Exit(signals.exit_code)
     return [finished[run.name] for run in runs]
 
 

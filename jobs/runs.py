@@ -1,5 +1,6 @@
 """`attune runs`: list the runs with their status and metrics."""
 
+import functools
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from attune.platform.runs.record import all_runs, read_aliases, runs_folder
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
+    from attune.platform.runs.status import CurrentStatus
 
 SECONDS_TO_SEND = 30.0
 
@@ -49,15 +51,53 @@ def runs(
 
         find_variant(variant)
     shown_runs = [run for run in shown_runs if variant in (None, run.variant)]
+    statuses = _find_statuses(shown_runs)
     if send:
-        _send(shown_runs, screen)
+        _send([run for run in shown_runs if not _is_active(run, statuses[run.name])], screen)
     if shown_runs:
-        screen.print(_table(shown_runs))
+        screen.print(_table(shown_runs, statuses))
+        for run in shown_runs:
+            if hint := _resume_hint(run, statuses[run.name]):
+                screen.print(hint, markup=False)
     else:
         which = f" of '{variant}'" if variant else ""
         screen.print(f"no runs{which} in {runs_folder()} yet: see 'attune train --help'")
     if as_json:
-        print_json({"runs": _describe_all(shown_runs)})
+        print_json({"runs": _describe_all(shown_runs, statuses)})
+
+
+def _find_statuses(runs: "list[Run]") -> "dict[str, CurrentStatus]":
+    from attune.platform.runs.status import current_status
+
+    job_ended = functools.cache(_job_ended)
+    return {run.name: current_status(run, job_ended) for run in runs}
+
+
+def _is_active(run: "Run", status: "CurrentStatus") -> bool:
+    """Return whether another process sends the metrics of a run: it trains or finishes it."""
+    from attune.platform.runs.lock import is_locked
+
+    return status == "running" or is_locked(run.folder)
+
+
+def _job_ended(job: str, dashboard: str) -> bool | None:
+    from attune.platform.services.jobs import has_ended  # imports Ray
+
+    return has_ended(job, dashboard)
+
+
+def _resume_hint(run: "Run", status: "CurrentStatus") -> str:
+    from attune.platform.runs.status import resume_command
+
+    if status == "interrupted":
+        return f"{run.name} is interrupted: resume it with '{resume_command(run)}'"
+    if status == "unknown":
+        return (
+            f"{run.name}: whether it is being trained is unknown, because the job server of its "
+            f"Ray job {run.job} does not answer; if the job has ended, resume it with "
+            f"'{resume_command(run)}'"
+        )
+    return ""
 
 
 def _send(runs: "list[Run]", screen: Console) -> None:
@@ -65,8 +105,7 @@ def _send(runs: "list[Run]", screen: Console) -> None:
     from attune.platform.evaluation import promotion
 
     for run in runs:
-        # A run that is being trained is seen to by the process that trains it.
-        if run.run_id is not None and run.status != "running":
+        if run.run_id is not None:
             unsent = tracking.flush_run(run, SECONDS_TO_SEND)
             if unsent:
                 screen.print(f"{run.name}: {unsent} lines not sent, {run.tracking} is still away")
@@ -75,17 +114,17 @@ def _send(runs: "list[Run]", screen: Console) -> None:
         promotion.note(tracked[-1])
 
 
-def _describe_all(runs: "list[Run]") -> list[dict[str, Any]]:
+def _describe_all(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> list[dict[str, Any]]:
     aliases = read_aliases()
-    return [_describe(run, aliases) for run in runs]
+    return [_describe(run, statuses[run.name], aliases) for run in runs]
 
 
-def _describe(run: "Run", aliases: dict[str, str]) -> dict[str, Any]:
+def _describe(run: "Run", status: "CurrentStatus", aliases: dict[str, str]) -> dict[str, Any]:
     return {
         "name": run.name,
         "run_id": run.run_id,
         "variant": run.variant,
-        "status": run.status,
+        "status": status,
         "data": run.data["name"],
         "seed": run.seed,
         "metrics": run.result.get("metrics", {}),
@@ -95,8 +134,8 @@ def _describe(run: "Run", aliases: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _table(runs: list["Run"]) -> Table:
-    described = _describe_all(runs)
+def _table(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> Table:
+    described = _describe_all(runs, statuses)
     metrics = list(dict.fromkeys(name for run in described for name in run["metrics"]))
     short = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
     rows = table("", "name", "variant", "data", "seed", "status", *short, numbers=("seed", *short))

@@ -205,8 +205,10 @@ def _train_best_again(
     sweep: "Sweep", top: int, seeds: list[int], screen: Console
 ) -> "list[SeedStatistics]":
     """The best configurations with other seeds; runs that are finished already are left alone."""
+    from attune.platform.runs.lock import lock_runs
     from attune.platform.runs.record import RUN_RECORD, find_run, runs_folder
     from attune.platform.training import driver, setup
+    from attune.platform.training.signals import StopSignals
     from attune.platform.tuning import report as reports
 
     best = reports.build_table(sweep).filter(ended="finished").head(top)["trial"].to_list()
@@ -230,14 +232,17 @@ def _train_best_again(
                 )
                 run = run.update(parent=sweep.run_id)
             by_trial.setdefault(number, []).append(run)
-    unfinished = [run for runs in by_trial.values() for run in runs if run.status != "finished"]
-    if unfinished:
-        with training_progress(screen, *(run.name for run in unfinished)) as shown_lines:
-            done = {run.name: run for run in driver.train_all(unfinished, shown_lines)}
-        by_trial = {n: [done.get(run.name, run) for run in runs] for n, runs in by_trial.items()}
-    if any(run.status != "finished" for runs in by_trial.values() for run in runs):
-        screen.print("stopped: give the same command again to go on")
-        raise typer.Exit(130)
+    signals = StopSignals()
+    with lock_runs([run for runs in by_trial.values() for run in runs]) as current:
+        done = {run.name: run for run in current}
+        if unfinished := [run for run in current if run.status != "finished"]:
+            with training_progress(screen, *(run.name for run in unfinished)) as shown_lines:
+                trained = driver.train_all(unfinished, shown_lines, signals)
+            done |= {run.name: run for run in trained}
+    if any(run.status != "finished" for run in done.values()):
+        screen.print("stopped: resume with the same command")
+        raise typer.Exit(signals.exit_code)
+    by_trial = {n: [done[run.name] for run in runs] for n, runs in by_trial.items()}
     by_trial = {n: [_measure_answers(run, sweep) for run in runs] for n, runs in by_trial.items()}
     return [
         reports.summarize_seeds(

@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from rich.table import Table
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, training_progress
 from attune.platform.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from attune.platform.training.signals import StopSignals
 
 
 def train(
@@ -81,6 +84,11 @@ def train(
     - `attune train transformer --set learning_rate=5e-4 --set tied=true --seeds 1,2,3`
     - `attune train multi-trs --name mine --resume`
     """
+    from attune.platform.runs.lock import lock_runs
+    from attune.platform.runs.status import resume_command
+    from attune.platform.training import setup
+    from attune.platform.training.signals import StopSignals
+
     if seed is not None and seeds is not None:
         raise UsageError("--seed and --seeds exclude each other")
     asked: dict[str, Any] = {
@@ -90,24 +98,24 @@ def train(
     }  # fmt: skip
     asked = {key: value for key, value in asked.items() if value or (key, value) == ("zero", 0)}
     screen = console(as_json)
+    signals = StopSignals()
     if seeds is None:
-        runs = _train_runs([_run(variant, name, seed, asked, resume)], screen)
+        with lock_runs([_find_or_create_run(variant, name, seed, asked, resume)]) as [run]:
+            runs = _train_runs([setup.apply_limits(run, asked)], screen, signals)
     else:
-        runs = _train_seeds(variant, name, options.seeds(seeds), asked, resume, screen)
+        runs = _train_seeds(variant, name, options.seeds(seeds), asked, resume, screen, signals)
     results = [_result(run) for run in runs]
     _show(screen, results)
-    for run in runs:
-        if run.status == "stopped":
-            screen.print(
-                f"stopped: resume with 'attune train {variant} --name {run.name} --resume'"
-            )
+    stopped = [run for run in runs if run.status == "stopped"]
+    for run in stopped:
+        screen.print(f"stopped: resume with '{resume_command(run)}'", markup=False)
     if as_json:
         print_json(results[0] if seeds is None else _summarize(results))
-    if any(run.status == "stopped" for run in runs):
-        raise typer.Exit(130)
+    if stopped:
+        raise typer.Exit(signals.exit_code)
 
 
-def _run(
+def _find_or_create_run(
     variant: str, name: str | None, seed: int | None, asked: dict[str, Any], resume: bool
 ) -> Any:
     from attune.platform.core.settings import find_variant
@@ -124,24 +132,29 @@ def _run(
 
 def _train_seeds(
     variant: str, name: str | None, seeds: list[int], asked: dict[str, Any], resume: bool,
-    screen: Console,
+    screen: Console, signals: "StopSignals",
 ) -> list[Any]:  # fmt: skip
-    """A run for each seed, all under one in MLflow that gets their mean and deviation."""
+    """Train a run for each seed, all under one in MLflow that gets their mean and deviation."""
     from attune.platform import tracking
+    from attune.platform.runs.lock import lock_runs
+    from attune.platform.training import setup
 
     if resume and not name:
         raise UsageError("--seeds with --resume: name the runs to resume with --name")
-    runs = [_seed_run(variant, name, number, asked, resume) for number in seeds]
-    parent = next((run.parent for run in runs if run.parent), None)
-    if parent is None:
-        numbers = ",".join(str(seed) for seed in seeds)
-        parent = tracking.start_group(f"{name or variant}-seeds", {"seeds": numbers}, runs[0])
-    unfinished = [run.update(parent=parent) for run in runs if run.status != "finished"]
-    try:
-        trained = {run.name: run for run in _train_runs(unfinished, screen)} if unfinished else {}
-    except BaseException:
-        tracking.finish_group(parent, "failed", {})
-        raise
+    with lock_runs(
+        [_find_or_create_seed_run(variant, name, number, asked, resume) for number in seeds]
+    ) as runs:
+        unfinished = [setup.apply_limits(run, asked) for run in runs if run.status != "finished"]
+        parent = next((run.parent for run in runs if run.parent), None)
+        if parent is None:
+            numbers = ",".join(str(seed) for seed in seeds)
+            parent = tracking.start_group(f"{name or variant}-seeds", {"seeds": numbers}, runs[0])
+        unfinished = [run.update(parent=parent) for run in unfinished]
+        try:
+            trained = {r.name: r for r in _train_runs(unfinished, screen, signals)}
+        except BaseException:
+            tracking.finish_group(parent, "failed", {})
+            raise
     runs = [trained.get(run.name, run) for run in runs]
     together = _summarize([_result(run) for run in runs])
     group_metrics = {
@@ -152,10 +165,10 @@ def _train_seeds(
     return runs
 
 
-def _seed_run(
+def _find_or_create_seed_run(
     variant: str, name: str | None, seed: int, asked: dict[str, Any], resume: bool
 ) -> Any:
-    """The run of one seed; where all are resumed, one that is finished is as it is."""
+    """Return the run of one seed; with --resume, a finished one stays as it is."""
     from attune.platform.runs.record import RUN_RECORD, find_run, runs_folder
 
     label = f"{name}-seed{seed}" if name else None
@@ -163,19 +176,21 @@ def _seed_run(
         run = find_run(label)
         if run.status == "finished":
             return run
-    return _run(variant, label, seed, asked, resume)
+    return _find_or_create_run(variant, label, seed, asked, resume)
 
 
-def _train_runs(runs: list[Any], screen: Console) -> list[Any]:
+def _train_runs(runs: list[Any], screen: Console, signals: "StopSignals") -> list[Any]:
     from attune.platform.training import driver
 
+    if not runs:
+        return []
     for run in runs:
         precision = run.training["precision"]
         screen.print(f"run {run.name} in {run.folder}, precision {precision}", markup=False)
         if run.notice:
             screen.print(f"note: {run.notice}", markup=False)
     with training_progress(screen, *(run.name for run in runs)) as show:
-        return driver.train_all(runs, show)
+        return driver.train_all(runs, show, signals)
 
 
 def _result(run: Any) -> dict[str, Any]:

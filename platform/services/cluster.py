@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +50,11 @@ def connect(address: str | None = None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
         options["include_dashboard"] = False
+    handler = signal.getsignal(signal.SIGTERM)
     ray.init(address, **options)
+    if threading.current_thread() is threading.main_thread():
+        # Ray has replaced it by one that exits with 15 instead of 143.
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _head(address: str | None) -> str | None:

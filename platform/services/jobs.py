@@ -5,14 +5,17 @@ working folder is never shipped.
 """
 
 import asyncio
+import functools
 import hashlib
 import logging
 import os
 import secrets
 import shlex
 import shutil
+import socket
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +32,7 @@ SHIPPED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_
 LIVE = ("PENDING", "RUNNING")
 SECONDS_TO_STOP = 300
 """To write a checkpoint before a stopped job is killed; Ray's own three are too few."""
-POLL_SECONDS = 1.0
+POLL_SECONDS, CONNECT_SECONDS = 1.0, 3.0
 MOST_UPLOADED = 500 * 2**20
 """Ray keeps what is uploaded in the memory of its head."""
 UPLOADS = "uploads"
@@ -231,6 +234,32 @@ class Jobs:
             {name: total - used for name, (used, total) in usage.items()},
             {name: total for name, (_, total) in usage.items()},
         )
+
+
+def has_ended(job: str, dashboard: str) -> bool | None:
+    """Return whether a job has ended, by the address of its page; None if its server cannot tell.
+
+    A server that does not know the job has been started since.
+    """
+    address = dashboard.partition("/#/")[0]
+    if not _accepts_connections(address):
+        return None
+    try:
+        known = {each.submission_id: each for each in Jobs(address).client.list_jobs()}
+        return _to_job(known[job]).over if job in known else True
+    except (UsageError, RuntimeError, OSError):
+        return None
+
+
+@functools.cache
+def _accepts_connections(address: str) -> bool:
+    """Return whether a server listens at an address; Ray's client would try for minutes."""
+    parts = urllib.parse.urlsplit(address)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 80), CONNECT_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _add_resources(sums: dict[str, float], resources: Mapping[str, float]) -> None:

@@ -23,8 +23,11 @@ MODEL_CODE = Path(__file__).with_name("logged_model.py")
 
 
 def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
-    """Log the model for `mlflow.pyfunc.load_model`; register it if the run is finished."""
+    """Log the model for `mlflow.pyfunc.load_model`; register it if the run is finished. A model
+    that is registered already is left as it is."""
     variant, _ = find_variant(run.variant)
+    if registered := _find_registered(client, run_id, run.variant):
+        return registered
     if not issubclass(variant, DialogueVariant):  # a classifier does not answer
         client.log_artifact(run_id, str(run.model))
         return None
@@ -57,6 +60,12 @@ def log_model(client: MlflowClient, run_id: str, run: Run) -> str | None:
     if run.status == "finished":
         add_version(client, run.variant, run_metadata.describe_variant(run.variant), run, model_id)
     return model_id
+
+
+def _find_registered(client: MlflowClient, run_id: str, name: str) -> str | None:
+    """Return the id of a run's model if it is a version of the registered model of that name."""
+    versions = client.search_model_versions(f"run_id = '{run_id}'")
+    return next((str(each.model_id) for each in versions if each.name == name), None)
 
 
 def add_version(

@@ -1,11 +1,9 @@
 """The driver process of training: locks the runs, starts the workers, tracks, finishes."""
 
 import dataclasses
-import fcntl
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,19 @@ import polars as pl
 
 from attune.models.base import DialogueVariant
 from attune.platform import tracking
-from attune.platform.core.errors import ServiceError, UsageError
+from attune.platform.core.errors import ServiceError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import find_variant
 from attune.platform.data.dataset_folder import read_manifest, read_samples
+from attune.platform.runs.lock import lock_runs
 from attune.platform.runs.log import log_file, write_log
-from attune.platform.runs.metrics_file import LineFollower, MetricsFollower
+from attune.platform.runs.metrics_file import LineFollower, MetricsFollower, read_metrics
 from attune.platform.runs.record import Run
+from attune.platform.runs.status import resume_command
 from attune.platform.services import cluster
 from attune.platform.serving.responder import Responder
 from attune.platform.training.loop import PLAN, PROBLEM, RESULT
+from attune.platform.training.signals import StopSignals, skip_ray_shutdown
 
 SAMPLE_ANSWERS = 20
 MAX_ERROR_LENGTH = 1000
@@ -30,6 +31,10 @@ POLL_SECONDS = 0.5
 """Between two reads of what the workers logged; each takes a core from them for a moment."""
 SEND_TIMEOUT = 60.0
 """How long to wait at the end for a tracking server that does not answer."""
+STOPPING = (
+    "stopping after this step, with a checkpoint; a second signal (Ctrl-C, SIGTERM) stops at once "
+    "and loses the steps since the last checkpoint"
+)
 
 ShowLine = Callable[[str, dict[str, Any]], None]
 """Called with the name of a run and each line that it logs, or `{"message": ...}`."""
@@ -37,29 +42,29 @@ ShowLine = Callable[[str, dict[str, Any]], None]
 
 def train(run: Run, show: ShowLine = lambda _, line: None) -> Run:  # noqa: ARG005
     """Train or resume a run; Ctrl-C and SIGTERM save a checkpoint and stop it."""
-    [ended] = train_all([run], show)
+    with lock_runs([run]) as runs:
+        [ended] = train_all(runs, show)
     return ended
 
 
-def train_all(runs: Sequence[Run], show: ShowLine) -> list[Run]:
+def train_all(runs: Sequence[Run], show: ShowLine, signals: StopSignals | None = None) -> list[Run]:
     """Train several runs, as many at once as there are cores for. If one fails, the others continue
-    and its error is raised at the end."""
-    with ExitStack() as held:
-        for run in runs:
-            held.enter_context(_lock_run(run))
-        _connect(runs)
-        started = [_start(run) for run in runs]
-        with tracking.TrackingQueue() as queue:
-            for run in started:
-                queue.start_sending(run)
-            failures = _train_and_watch(started, show)
-        unsent = queue.close(SEND_TIMEOUT)
-        ended = []
+    and its error is raised at the end. The caller holds their locks (`lock_runs`)."""
+    signals = signals or StopSignals()
+    _connect(runs)
+    started = [_start(run) for run in runs]
+    with tracking.TrackingQueue() as queue:
         for run in started:
-            ended.append(_finish(run, failures.get(run.name)))
-            tracking.finish_run(ended[-1], sample_answers(ended[-1]))
-            if lines := unsent.get(run.name):
-                show(run.name, {"message": _unsent_message(run, lines)})
+            queue.start_sending(run)
+        with signals.deferred():
+            failures = _train_and_watch(started, show, signals)
+    unsent = queue.close(SEND_TIMEOUT)
+    ended = []
+    for run in started:
+        ended.append(_finish(run, failures.get(run.name)))
+        tracking.finish_run(ended[-1], sample_answers(ended[-1]))
+        if lines := unsent.get(run.name):
+            show(run.name, {"message": _unsent_message(run, lines)})
     for failure in failures.values():
         raise failure
     return ended
@@ -71,79 +76,107 @@ def _connect(runs: Sequence[Run]) -> None:
         cluster.connect()
     except Exception as error:
         for run in runs:
-            run.update(status="failed", error=_one_line(error))
+            run.update(status="failed", error=_first_line(error))
         raise
 
 
 def _start(run: Run) -> Run:
     run.stop_file.unlink(missing_ok=True)
-    for left in (RESULT, PLAN, PROBLEM):
-        (run.folder / left).unlink(missing_ok=True)
+    for previous in (RESULT, PLAN, PROBLEM):
+        (run.folder / previous).unlink(missing_ok=True)
     run = dataclasses.replace(run, error="", **current_job())
     if run.run_id is None:
         run = tracking.start_run(run, read_manifest(Path(run.data["folder"])))
     else:
         tracking.reopen_run(run)
-    write_log(run, "begins")
+    write_log(run, "training started")
     return run.update(status="running")
 
 
-@contextmanager
-def _lock_run(run: Run) -> Iterator[None]:
-    """Hold the run's lock, so that no other process trains it; it is released with the process."""
-    with (run.folder / "lock").open("w") as file:
+class _RunThread(threading.Thread):
+    """Waits for the workers of one run.
+
+    `ended` tells when they have ended. On Python 3.11 `join` and `is_alive` cannot: a signal during
+    `join` with a timeout marks a thread as stopped that still runs.
+    """
+
+    def __init__(self, run: Run, cores: int, slots: threading.Semaphore):
+        super().__init__(name=f"fit {run.name}", daemon=True)
+        self.training, self.cores, self.slots = run, cores, slots
+        self.ended = threading.Event()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Train the run, unless it was asked to stop before its turn."""
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"run '{run.name}' is being trained by another process") from None
-        yield
+            with self.slots:
+                if not self.training.stop_file.exists():
+                    self._fit()
+        finally:
+            self.ended.set()
+
+    def _fit(self) -> None:
+        from attune.platform.training.worker import work  # imports Ray
+
+        try:
+            cluster.fit(work, self.training, self.cores)
+        except BaseException as error:
+            self.failure = error
+        if (problem := self.training.folder / PROBLEM).exists():
+            self.failure = ServiceError(_failure_message(self.training, problem))
 
 
-def _train_and_watch(runs: Sequence[Run], show: ShowLine) -> dict[str, BaseException]:
+def _train_and_watch(
+    runs: Sequence[Run], show: ShowLine, signals: StopSignals
+) -> dict[str, BaseException]:
     """Train in workers and show what they log; return the errors by run name."""
-    from attune.platform.training.worker import work  # imports Ray
-
-    failures: dict[str, BaseException] = {}
     at_once, cores = cluster.plan_capacity(max(run.workers for run in runs), len(runs))
-    turns = threading.Semaphore(at_once)
-
-    def fit(run: Run) -> None:
-        with turns:
-            if run.stop_file.exists():  # asked to stop before it started
-                return
-            try:
-                cluster.fit(work, run, cores)
-            except BaseException as error:
-                failures[run.name] = error
-            if (problem := run.folder / PROBLEM).exists():
-                failures[run.name] = ServiceError(_failure_message(run, problem))
-
-    threads = [
-        threading.Thread(target=fit, args=(run,), name=f"fit {run.name}", daemon=True)
-        for run in runs
-    ]
+    slots = threading.Semaphore(at_once)
+    threads = [_RunThread(run, cores, slots) for run in runs]
     for thread in threads:
         thread.start()
-    lines = [_RunDisplay(run) for run in runs]
-    while alive := [thread for thread in threads if thread.is_alive()]:
-        try:
-            alive[0].join(POLL_SECONDS)
-            for each in lines:
-                each.show(show)
-                if not each.has_plan:
-                    each.report_waiting(cluster.describe_missing_resources(each.run, cores))
-        except (KeyboardInterrupt, SystemExit):
-            if any(run.stop_file.exists() for run in runs):  # asked twice: stop at once
-                raise
+    displays = [_RunDisplay(run) for run in runs]
+    was_asked = False
+    while waiting := [thread for thread in threads if not thread.ended.is_set()]:
+        waiting[0].ended.wait(POLL_SECONDS)
+        for display in displays:
+            display.show(show)
+            if not display.has_plan:
+                missing = cluster.describe_missing_resources(display.run, cores)
+                display.report_waiting(missing)
+        if signals.received and not was_asked:
+            was_asked = True
             for run in runs:
                 run.stop_file.touch()
-            if not any(each.has_plan for each in lines):  # no worker has started
-                break
-            asked = "stopping after this step, with a checkpoint; again to stop at once"
-            show(runs[0].name, {"message": asked})
-    for each in lines:
-        each.show(show)
-    return failures
+            show(runs[0].name, {"message": STOPPING})
+        if was_asked and not any(
+            display.has_plan and not thread.ended.is_set()
+            for display, thread in zip(displays, threads, strict=True)
+        ):
+            break  # the others have no worker yet
+        if len(signals.received) > 1:
+            _abandon([thread.training for thread in waiting], show)
+            skip_ray_shutdown(signals.exit_code)
+            raise SystemExit(signals.exit_code)
+    if any(not thread.ended.is_set() for thread in threads):
+        skip_ray_shutdown(signals.exit_code)
+    for display in displays:
+        display.show(show)
+    return {thread.training.name: thread.failure for thread in threads if thread.failure}
+
+
+def _abandon(runs: Sequence[Run], show: ShowLine) -> None:
+    """Record that runs were stopped without waiting for a checkpoint, and show what is lost."""
+    for run in runs:
+        checkpoint = run.newest_checkpoint()
+        saved = 0 if checkpoint is None else int(checkpoint.name)
+        logged = max((line["step"] for line in read_metrics(run.metrics_file)), default=0)
+        message = (
+            f"run '{run.name}' was stopped at once, at step {max(logged, saved):,} or later: the "
+            f"steps after its last checkpoint (step {saved:,}) are lost"
+        )
+        show(run.name, {"message": f"{message}; resume with '{resume_command(run)}'"})
+        write_log(run.update(status="stopped"), message, "warning")
 
 
 class _RunDisplay:
@@ -163,7 +196,7 @@ class _RunDisplay:
         """Log what the run waits for, and when it has it; ignore what lasts less than two polls."""
         now = bool(wanted)
         if now == self.was_waiting != self.reported_waiting:
-            write_log(self.run, f"waits for {wanted}" if wanted else "has all it needs")
+            write_log(self.run, f"waits for {wanted}" if wanted else "resources available")
             self.reported_waiting = now
         self.was_waiting = now
 
@@ -200,10 +233,10 @@ def _failure_summary(run: Run, failure: BaseException) -> str:
     """Return the cause of a failure in one line."""
     if (problem := run.folder / PROBLEM).exists():
         return _last_line(problem)
-    return _one_line(failure)
+    return _first_line(failure)
 
 
-def _one_line(failure: BaseException) -> str:
+def _first_line(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0][:MAX_ERROR_LENGTH]
 
 

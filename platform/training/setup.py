@@ -60,6 +60,9 @@ from attune.platform.training import engine
 from attune.platform.training.data import check_data, harvest_record, read_split_once
 from attune.platform.training.settings import TrainingConfig, configure
 
+LIMITS = ("workers", "max_steps", "max_minutes")
+"""The options that may differ when a run is resumed."""
+
 
 def new_run(
     variant: str,
@@ -247,7 +250,8 @@ def _load_words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
 def find_resumable(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
     """Return the run to resume: the one of that name, or the variant's latest unfinished one.
 
-    Limits and the number of workers may differ from before; all else must be the same.
+    Limits and the number of workers may differ from its record; all else must be the same. The
+    record is not changed: another process may be training the run (`apply_limits`).
     """
     if name is None:
         open_runs = [r for r in all_runs() if r.variant == variant and r.status != "finished"]
@@ -258,13 +262,23 @@ def find_resumable(variant: str, name: str | None, asked: Mapping[str, Any]) -> 
         run = find_run(name)
     else:
         return None
+    _check_unfinished(run)
+    _check_same_settings(run, variant, asked)
+    return run
+
+
+def apply_limits(run: Run, asked: Mapping[str, Any]) -> Run:
+    """Record the limits and the number of workers that a run is resumed with. The caller holds its
+    lock and has read its record since: it may have finished in the meantime."""
+    _check_unfinished(run)
+    return run.update(**{key: asked[key] for key in LIMITS if key in asked})
+
+
+def _check_unfinished(run: Run) -> None:
     if run.status == "finished":
         raise UsageError(
-            f"run '{run.name}' is finished: begin a new one, with its weights by --init {run.name}"
+            f"run '{run.name}' is finished: start a new one with its weights by --init {run.name}"
         )
-    _check_same_settings(run, variant, asked)
-    limits = ("workers", "max_steps", "max_minutes")
-    return run.update(**{key: asked[key] for key in limits if key in asked})
 
 
 def _check_same_settings(run: Run, variant: str, asked: Mapping[str, Any]) -> None:

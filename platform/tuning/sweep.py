@@ -10,13 +10,12 @@ A trial is an ordinary run (`runs/record.py`), or one for each seed, named after
 """
 
 import dataclasses
-import fcntl
 import itertools
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +33,7 @@ from attune.platform.core.records import (
     report_skipped,
 )
 from attune.platform.core.settings import find_variant
+from attune.platform.runs.lock import hold_lock, is_locked
 from attune.platform.runs.record import RUN_RECORD, Run, Status, read_run, runs_folder
 from attune.platform.tuning import halving, spaces
 from attune.platform.tuning.halving import TrialProgress
@@ -152,26 +152,15 @@ class Sweep:
         new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         new.replace(self.folder / RECORD)
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Nobody else may run the same sweep at the same time; the lock goes with the process."""
-        with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UsageError(f"sweep '{self.name}' is being run by another process") from None
-            yield
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the sweep's lock, so that no other process runs it."""
+        return hold_lock(self.folder, f"sweep '{self.name}' is being run by another process")
 
     @property
     def current_status(self) -> Status:
-        """How it stands: one whose process is gone was stopped, whatever it could still say."""
-        if self.status != "running":
-            return self.status
-        try:
-            with self.lock():
-                return "stopped"
-        except UsageError:
-            return "running"
+        """The status; a sweep whose process was killed counts as stopped."""
+        killed = self.status == "running" and not is_locked(self.folder)
+        return "stopped" if killed else self.status
 
     def suggest_trial(self) -> "tuple[int, str, dict[str, Any]] | None":
         """The next trial: its number, variant and settings; None where all have been asked for."""

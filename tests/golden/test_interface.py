@@ -62,7 +62,7 @@ def test_another_key_is_noticed(output, difference):
 
 @pytest.mark.usefixtures("home")
 def test_train(call, monkeypatch):
-    def train_all(runs, _):
+    def train_all(runs, *_):
         result = {"steps": 2, "seconds": 1.0, "metrics": {"valid_loss": 1.0}}
         return [run.update(status="finished", result=result) for run in runs]
 
@@ -101,7 +101,7 @@ def test_sweeps(call, home, monkeypatch):
 def test_a_report_over_several_seeds(call, home, monkeypatch):
     """The best again, and what was saved by those that stopped early."""
 
-    def train_all(runs, _):
+    def train_all(runs, *_):
         for run in runs:
             (run.folder / "result.json").write_text('{"steps": 9, "metrics": {"valid_loss": 1.0}}')
         return [run.update(status="finished") for run in runs]

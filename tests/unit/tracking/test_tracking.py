@@ -347,6 +347,13 @@ def test_an_unavailable_store_gets_the_metrics_later(run, client, faults):
     assert table(client, run) == [{"answer": "oh"}]
 
 
+def test_a_run_that_is_finished_again_is_not_registered_again(run, client):
+    run = run.update(status="finished", result=RESULT)
+    for _ in range(2):
+        tracking.finish_run(run)
+    assert len(client.search_model_versions("name='dummy'")) == 1
+
+
 def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, monkeypatch):
     answers = pl.DataFrame({"context": [["My dog died.", "Oh.", "Yes."]], "answer": ["So sorry."]})
     for step in (20, 30):

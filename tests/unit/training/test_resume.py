@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 
+from attune.platform import tracking
 from attune.platform.data.prepare import prepare
+from attune.platform.runs.lock import lock_runs
 from attune.platform.runs.model import save_model
-from attune.platform.runs.record import find_run
+from attune.platform.runs.record import RUN_RECORD, find_run
 from attune.platform.training import driver, engine, setup
 from attune.platform.training.settings import configure
 from tests.commands import error_of, json_output
@@ -21,7 +23,7 @@ def base_runs(home_with, build, prepared, monkeypatch):
     home = home_with({"first": build("dummy"), "second": build("dummy")})
     (home / "data").mkdir()
     (home / "data" / "bundled").symlink_to(prepared)
-    monkeypatch.setattr(driver, "train_all", lambda runs, _: list(runs))
+    monkeypatch.setattr(driver, "train_all", lambda runs, *_: list(runs))
 
 
 @pytest.fixture
@@ -97,3 +99,42 @@ def test_only_presets_for_everyday_use_select_the_precision():
     presets = ("tiny", "small", "paper")
     precisions = [configure("multi-trs", preset)[1].precision for preset in presets]
     assert precisions == ["fp32", "auto", "fp32"]
+
+
+@pytest.mark.usefixtures("base_runs")
+def test_a_refused_resume_changes_nothing(call):
+    json_output(call(*TRAIN, "--json"))
+    run = find_run("mine")
+    record = (run.folder / RUN_RECORD).read_bytes()
+    with lock_runs([run]):
+        message = error_of(call(*TRAIN, "--resume", "--max-steps", "7", "--workers", "2"))
+    assert "run 'mine' is being trained by another process" in message
+    assert (run.folder / RUN_RECORD).read_bytes() == record
+
+
+@pytest.mark.usefixtures("base_runs")
+def test_a_refused_resume_of_seeds_leaves_their_group_alone(call, monkeypatch):
+    changed = []
+    monkeypatch.setattr(tracking, "start_group", lambda *_: "group")
+    monkeypatch.setattr(tracking, "finish_group", lambda *call: changed.append(call))
+    seeds = (*TRAIN, "--seeds", "1,2")
+    call(*seeds)
+    changed.clear()
+    with lock_runs([find_run("mine-seed2")]):
+        assert "'mine-seed2' is being trained" in error_of(call(*seeds, "--resume"))
+    assert not changed
+
+
+@pytest.mark.usefixtures("base_runs")
+def test_a_run_that_finishes_before_it_is_locked_is_not_trained_again(call, monkeypatch):
+    json_output(call(*TRAIN, "--json"))
+    find = setup.find_resumable
+
+    def find_and_finish(*arguments):
+        run = find(*arguments)
+        run.update(status="finished")
+        return run
+
+    monkeypatch.setattr(setup, "find_resumable", find_and_finish)
+    assert "run 'mine' is finished" in error_of(call(*TRAIN, "--resume", "--max-steps", "7"))
+    assert find_run("mine").max_steps is None
