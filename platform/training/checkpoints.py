@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attune.platform.runs.record import checkpoint_folders
+from attune.platform.core.disk import (
+    MEGABYTE,
+    DiskFullError,
+    describe_full_disk,
+    folder_bytes,
+    free_bytes,
+)
+from attune.platform.runs.record import Run, checkpoint_folders
+from attune.platform.runs.status import resume_command
 
 TRAIN_STATE, WEIGHTS, ENGINES, CHECKSUMS = (
     "train_state.json",
@@ -25,7 +33,11 @@ TRAIN_STATE, WEIGHTS, ENGINES, CHECKSUMS = (
     "engines",
     "checksums.json",
 )
-KEPT = 2  # the last, and the one before it, should the last be damaged
+KEPT = 2
+"""The number of intact checkpoints to keep: the last, and one before it in case it is damaged."""
+SIZE_IN_WEIGHTS = 4
+"""The size of a checkpoint in sizes of its weights: those, and DeepSpeed's copy of them with Adam's
+two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,27 +67,79 @@ def write_checkpoint(
     folder: Path, state: TrainState, *, save_engines: Callable[[Path], None],
     save_weights: Callable[[Path], None], first: bool, barrier: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Write a checkpoint; every worker calls this, the first one writes the shared files."""
+    """Write a checkpoint; every worker calls this, the first one writes the shared files.
+
+    A checkpoint that cannot be written completely leaves nothing behind.
+    """
     final = folder / f"{state.total:08d}"
     staging = folder / f".{final.name}.new"
     if first:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
     barrier()
-    save_engines(staging / ENGINES)
-    save_weights(staging / WEIGHTS)
-    barrier()
+    try:
+        save_engines(staging / ENGINES)
+        save_weights(staging / WEIGHTS)
+        barrier()
+        if first:
+            _publish(staging, final, state)
+    except BaseException:
+        if first:
+            shutil.rmtree(staging, ignore_errors=True)
+        raise
     if first:
-        (staging / TRAIN_STATE).write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
-        (staging / CHECKSUMS).write_text(
-            json.dumps(_compute_checksums(staging), indent=1), encoding="utf-8"
-        )
-        _flush_to_disk(staging)
-        shutil.rmtree(final, ignore_errors=True)
-        staging.replace(final)
-        for old in checkpoint_folders(folder)[:-KEPT]:
-            shutil.rmtree(old)
+        _delete_surplus(folder, final)
     barrier()
+
+
+def _publish(staging: Path, final: Path, state: TrainState) -> None:
+    """Complete a checkpoint with its state and checksums and move it to its place."""
+    _write_state(staging, state)
+    _flush_to_disk(staging)
+    shutil.rmtree(final, ignore_errors=True)
+    staging.replace(final)
+
+
+def _write_state(folder: Path, state: TrainState) -> None:
+    (folder / TRAIN_STATE).write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
+    (folder / CHECKSUMS).write_text(
+        json.dumps(_compute_checksums(folder), indent=1), encoding="utf-8"
+    )
+
+
+def _delete_surplus(folder: Path, newest: Path) -> None:
+    """Delete all but the newest intact checkpoints; `newest` has just been written."""
+    kept = 0
+    paths = checkpoint_folders(folder)
+    if len(paths) <= KEPT:
+        return
+    for path in reversed(paths):
+        if kept < KEPT and (path == newest or _find_damage(path) is None):
+            kept += 1
+        else:
+            shutil.rmtree(path)
+
+
+def require_space(run: Run, weights: int) -> None:
+    """Raise DiskFullError if the next checkpoint does not fit on the disk, before writing it."""
+    if free_bytes(run.folder) < _required_bytes(run.checkpoints, weights):
+        raise DiskFullError(describe_full_disk(run.folder, *describe_need(run, weights)))
+
+
+def describe_need(run: Run, weights: int) -> tuple[str, str]:
+    """Return what a run needs on a full disk, and what to do, for a DiskFullError."""
+    needed = _required_bytes(run.checkpoints, weights) / MEGABYTE
+    last = find_valid(run.checkpoints, lambda _: None)
+    kept = f"the checkpoint of step {int(last.name):,} is intact" if last else "it has none yet"
+    advice = f"{kept}; free some space, then resume with '{resume_command(run)}'"
+    return f"a checkpoint of run '{run.name}' needs {needed:,.1f} MB", advice
+
+
+def _required_bytes(folder: Path, weights: int) -> int:
+    """Return the size of the next checkpoint: that of the largest one there, else an estimate from
+    the size of the weights. The one at the end of a stage is small: it has no optimizer state."""
+    sizes = [folder_bytes(path) for path in checkpoint_folders(folder)]
+    return max(sizes, default=SIZE_IN_WEIGHTS * weights)
 
 
 def adopt_checkpoint(source: Path, folder: Path) -> TrainState:
@@ -93,10 +157,7 @@ def adopt_checkpoint(source: Path, folder: Path) -> TrainState:
     staging = folder / f".{final.name}.new"
     shutil.rmtree(staging, ignore_errors=True)
     shutil.copytree(source, staging)
-    (staging / TRAIN_STATE).write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
-    (staging / CHECKSUMS).write_text(
-        json.dumps(_compute_checksums(staging), indent=1), encoding="utf-8"
-    )
+    _write_state(staging, state)
     for old in checkpoint_folders(folder):
         shutil.rmtree(old)
     staging.replace(final)
@@ -118,7 +179,7 @@ def find_valid(folder: Path, report: Callable[[str], None]) -> Path | None:
         problem = _find_damage(path)
         if problem is None:
             return path
-        report(f"checkpoint {path} is damaged ({problem}): going back to the one before it")
+        report(f"checkpoint {path} is damaged ({problem}): trying the one before it")
     return None
 
 
@@ -128,15 +189,18 @@ def read_state(path: Path) -> TrainState:
 
 
 def _find_damage(path: Path) -> str | None:
+    """Describe what is wrong with a checkpoint; None if its files are those that were written."""
     try:
-        expected: dict[str, Any] = json.loads((path / CHECKSUMS).read_text(encoding="utf-8"))
+        expected: Any = json.loads((path / CHECKSUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return f"{CHECKSUMS} cannot be read"
+    if not isinstance(expected, dict) or not {TRAIN_STATE, WEIGHTS} <= set(expected):
+        return f"{CHECKSUMS} is incomplete"
     actual = _compute_checksums(path)
     if missing := sorted(set(expected) - set(actual)):
         return f"{missing[0]} is missing"
     wrong = sorted(name for name, checksum in expected.items() if actual[name] != checksum)
-    return f"{wrong[0]} is not what was written" if wrong else None
+    return f"{wrong[0]} does not match its checksum" if wrong else None
 
 
 def _compute_checksums(folder: Path) -> dict[str, str]:

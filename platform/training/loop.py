@@ -88,6 +88,11 @@ class Training:
             for name, columns in data.items()
         }
 
+    @property
+    def weights_bytes(self) -> int:
+        """The size of the variant's weights."""
+        return sum(each.numel() * each.element_size() for each in self.variant.parameters())
+
     def run(self) -> bool:
         """Train to the end; return False if the run was asked to stop before it."""
         state, checkpoint = self.load_last_checkpoint()
@@ -356,7 +361,7 @@ class Training:
             return TrainState(workers=self.group.world_size, zero=self.record.zero), None
         load_weights(self.variant, checkpoint / checkpoints.WEIGHTS)
         state = checkpoints.read_state(checkpoint)
-        self._log_message(f"going on from step {state.total:,}")
+        self._log_message(f"resuming from step {state.total:,}")
         return state, checkpoint
 
     def _save_checkpoint(self, state: TrainState, engines: Mapping[str, Engine]) -> None:
@@ -370,6 +375,7 @@ class Training:
                     save_weights(self.variant, path)
 
         here = dataclasses.replace(state, workers=self.group.world_size, zero=self.record.zero)
+        checkpoints.require_space(self.record, self.weights_bytes)
         checkpoints.write_checkpoint(
             self.record.checkpoints,
             here,

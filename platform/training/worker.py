@@ -1,5 +1,6 @@
 """The entry point of a Ray Train worker."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -13,10 +14,12 @@ import ray.train.torch
 import torch
 
 from attune.platform.core.allocator import keep_freed_memory
-from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.disk import explain_full_disk
+from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.logging import JOB
 from attune.platform.runs.record import Run, read_run
 from attune.platform.training import data, engine, setup
+from attune.platform.training.checkpoints import describe_need
 from attune.platform.training.loop import PROBLEM, Export, Training, Watch
 from attune.platform.training.process_group import ProcessGroup
 
@@ -30,15 +33,21 @@ def work(settings: dict[str, Any]) -> None:
         rank=context.get_world_rank(), world_size=context.get_world_size(), device=device
     )
     run = read_run(Path(settings["folder"]))
+    problem = run.folder / PROBLEM
+    if problem.exists():  # Ray has restarted the workers after an error that would recur
+        return
     try:
         train(run, worker, export=gauges(run))
     except Exception as error:
-        if worker.world_size > 1:  # the cause may be another worker's failure
+        is_expected = isinstance(error, UsageError | DataError | ServiceError)
+        if worker.world_size > 1 and not is_expected:  # the cause may be another worker's failure
             raise
-        # A single worker's own error: Ray would restart it only to fail again.
-        is_expected = isinstance(error, UsageError | DataError)
+        # Ray would restart the workers only to fail again.
         text = str(error) if is_expected else traceback.format_exc()
-        (run.folder / PROBLEM).write_text(text, encoding="utf-8")
+        with contextlib.suppress(OSError):
+            problem.write_text(text, encoding="utf-8")
+        if worker.world_size > 1 or not problem.exists():  # the others wait, or the disk is full
+            raise
 
 
 def gauges(run: Run) -> Export:
@@ -75,4 +84,6 @@ def train(
     streams, valid = data.load_streams(run, model)
     gc.collect()
     gc.freeze()  # imported objects stay: the collector need not scan them between steps
-    return Training(run, model, streams, valid, worker, watch, export).run()
+    training = Training(run, model, streams, valid, worker, watch, export)
+    with explain_full_disk(run.folder, lambda: describe_need(run, training.weights_bytes)):
+        return training.run()
