@@ -33,6 +33,7 @@ from attune.jobs import (
     ui,
     variants,
 )
+from attune.platform.core.disk import describe_full_disk, is_disk_full
 from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.home import home
 from attune.platform.core.logging import JOB
@@ -149,11 +150,15 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
+        place = Path(getattr(error, "filename", None) or home())
+        if is_disk_full(error, place):
+            _fail(describe_full_disk(place), 1)
         log = _save_traceback()
-        if JOB in os.environ:  # its file may be on another machine
+        if log is None or JOB in os.environ:  # its file may be on another machine
             traceback.print_exc()
+        details = "see above" if log is None else f"the details are in {log}"
         what = f"{type(error).__name__}: {error}"
-        _fail(f"{what}\nThis should not have happened; the details are in {log}", 1)
+        _fail(f"{what}\nThis should not have happened; {details}", 1)
 
 
 def _fail(message: str, code: int) -> None:
@@ -161,15 +166,18 @@ def _fail(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _save_traceback() -> Path:
-    folder = home() / "logs"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="attune-logs-"))
-    log = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}.log"
-    log.write_text(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}", encoding="utf-8")
-    return log
+def _save_traceback() -> Path | None:
+    """Write the traceback to a file and return its path; None if it cannot be written."""
+    text = f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
+    for folder in (home() / "logs", Path(tempfile.gettempdir()) / "attune-logs"):
+        log = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}.log"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            log.write_text(text, encoding="utf-8")
+        except OSError:
+            continue
+        return log
+    return None
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import polars as pl
 import pyarrow.parquet as pq
 
+from attune.platform.core.disk import MEGABYTE, explain_full_disk, folder_bytes
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.home import home
 from attune.platform.data import bundled
@@ -86,10 +88,21 @@ def prepare(
     files = Source(source, form)
     target = OutputFolder(out, overwrite)
     target.check(files)
-    with target.temporary_folder() as folder:
+    with (
+        target.temporary_folder() as folder,
+        explain_full_disk(folder, partial(_describe_need, folder)),
+    ):
         manifest = _Preparation(files, folder, strict, any_emotion).run(progress)
         target.publish(folder, manifest)
     return manifest
+
+
+def _describe_need(folder: Path) -> tuple[str, str]:
+    """Return what a preparation that ended on a full disk needs, and what to do."""
+    return (
+        f"the prepared data needs more than {folder_bytes(folder) / MEGABYTE:,.1f} MB",
+        "nothing was written; free some space or choose another --out, then prepare again",
+    )
 
 
 class _Preparation:

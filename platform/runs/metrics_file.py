@@ -2,8 +2,11 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from attune.platform.core.errors import DataError
 
 
 class LineFollower:
@@ -62,9 +65,10 @@ class MetricsFollower(LineFollower):
 class MetricsFile:
     """Appends lines; a resumed run first removes those of steps after its checkpoint."""
 
-    def __init__(self, path: Path, done: int):
+    def __init__(self, path: Path, done: int, report: Callable[[str], None] = lambda _: None):
         self.path = path
-        write_metrics(path, [line for line in read_metrics(path) if line["step"] <= done])
+        lines = load_metrics(path, report)
+        write_metrics(path, [line for line in lines if line["step"] <= done])
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
         """Append one line."""
@@ -76,6 +80,39 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return all logged lines, parsed."""
     return MetricsFollower(path).read_new()
+
+
+def load_metrics(path: Path, report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return the lines of a file that no process writes to, parsed.
+
+    A truncated last line, of a process that was killed, is left out and reported. Any other damaged
+    line is a DataError.
+    """
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.exists() else [b""]
+    if lines == [b""]:
+        return []
+    parsed = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            parsed.append(_parse_line(line))
+        except ValueError:
+            if number < len(lines):
+                raise DataError(
+                    f"{path}, line {number}: expected a JSON object with step, time and metrics, "
+                    f"got {line[:60]!r}; delete the line and resume: its metrics are restored from "
+                    f"MLflow if they were sent"
+                ) from None
+            report(f"{path}, line {number}: dropped the last line, which is truncated")
+    return parsed
+
+
+def _parse_line(text: bytes) -> dict[str, Any]:
+    """Return a line of the metrics file; raise ValueError if it is none."""
+    line = json.loads(text)
+    match line:
+        case {"step": int(), "time": int(), "metrics": dict()}:
+            return dict(line)
+    raise ValueError
 
 
 def write_metrics(path: Path, lines: list[dict[str, Any]]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import polars as pl
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -287,12 +288,7 @@ def load_model(folder: Path) -> Model:
         blank = torch.zeros(len(vocabulary), dimension)
         data_info = dataclasses.replace(data_info, word_vectors=blank)
     built = variant(config, data_info)
-    try:
-        load_weights(built, folder / MODEL_WEIGHTS)
-    except RuntimeError as error:
-        raise DataError(
-            f"{folder / MODEL_WEIGHTS} does not fit {folder / MODEL_DESCRIPTION}: {error}"
-        ) from error
+    load_weights(built, folder / MODEL_WEIGHTS)
     return Model(
         name=description["variant"],
         variant=built.eval(),
@@ -321,10 +317,19 @@ def save_weights(variant: Variant, path: Path) -> None:
 
 def load_weights(variant: Variant, path: Path) -> None:
     """Load what `save_weights` wrote, under all names of each weight."""
-    weights = load_file(path)
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
     names = _first_names(variant)
     shared = {name: weights[first] for name, first in names.items() if first in weights}
-    variant.load_state_dict({**weights, **shared})
+    try:
+        variant.load_state_dict({**weights, **shared})
+    except RuntimeError as error:
+        raise DataError(
+            f"{path} does not fit the model: its settings, or the vocabulary in its folder, have "
+            f"changed since ({' '.join(str(error).split())[:300]})"
+        ) from error
 
 
 def _first_names(variant: Variant) -> dict[str, str]:

@@ -112,7 +112,13 @@ class Vocabulary:
     def load(cls, path: Path) -> "Vocabulary":
         """What `save` wrote."""
         # split, not splitlines: some tokens are other line-breaking characters of Unicode.
-        tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        tokens = text.removesuffix("\n").split("\n")
         if tuple(tokens[: len(SPECIALS)]) != SPECIALS:
             raise DataError(f"{path}, row 1: a vocabulary begins with {' '.join(SPECIALS)}")
+        if not text.endswith("\n") or len(set(tokens)) < len(tokens):
+            raise DataError(
+                f"{path}, row {len(tokens)}: expected distinct tokens, one a line; the file is "
+                f"damaged or truncated: restore it from a copy"
+            )
         return cls(tokens)

@@ -116,6 +116,22 @@ def reopen_run(run: Run) -> None:
             client.set_tag(run_id, key, value)
 
 
+def read_sent_metrics(run: Run) -> list[dict[str, Any]]:
+    """Return the lines of a run's metrics file that were sent: MLflow keeps the step and the time
+    of each."""
+    lines: dict[tuple[int, int], dict[str, float]] = {}
+    with open_run(run) as (client, run_id):
+        for name in client.get_run(run_id).data.metrics:
+            if name.startswith("best_") or "/" in name:  # of its end, and of evaluations
+                continue
+            for metric in client.get_metric_history(run_id, name):
+                lines.setdefault((metric.step, metric.timestamp), {})[name] = metric.value
+    return [
+        {"step": step, "time": when, "metrics": metrics}
+        for (step, when), metrics in sorted(lines.items())
+    ]
+
+
 def finish_run(run: Run, answers: pl.DataFrame | None = None, *, files: bool = True) -> bool:
     """Log the outcome and best metrics of a run, and with `files` sample answers, the last
     checkpoint and the model.

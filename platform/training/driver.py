@@ -4,6 +4,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import polars as pl
 
 from attune.models.base import DialogueVariant
 from attune.platform import tracking
-from attune.platform.core.errors import ServiceError
+from attune.platform.core.disk import DiskFullError, explain_full_disk
+from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import find_variant
 from attune.platform.data.dataset_folder import read_manifest, read_samples
@@ -22,7 +24,9 @@ from attune.platform.runs.record import Run
 from attune.platform.runs.status import resume_command
 from attune.platform.services import cluster
 from attune.platform.serving.responder import Responder
+from attune.platform.training.inputs import check_inputs
 from attune.platform.training.loop import PLAN, PROBLEM, RESULT
+from attune.platform.training.recovery import recover_metrics
 from attune.platform.training.signals import StopSignals, skip_ray_shutdown
 
 SAMPLE_ANSWERS = 20
@@ -51,6 +55,9 @@ def train_all(runs: Sequence[Run], show: ShowLine, signals: StopSignals | None =
     """Train several runs, as many at once as there are cores for. If one fails, the others continue
     and its error is raised at the end. The caller holds their locks (`lock_runs`)."""
     signals = signals or StopSignals()
+    for run in runs:
+        check_inputs(run)
+        recover_metrics(run, partial(_report, run, show))
     _connect(runs)
     started = [_start(run) for run in runs]
     with tracking.TrackingQueue() as queue:
@@ -61,13 +68,26 @@ def train_all(runs: Sequence[Run], show: ShowLine, signals: StopSignals | None =
     unsent = queue.close(SEND_TIMEOUT)
     ended = []
     for run in started:
-        ended.append(_finish(run, failures.get(run.name)))
-        tracking.finish_run(ended[-1], sample_answers(ended[-1]))
+        try:
+            with explain_full_disk(run.folder, partial(_describe_unsaved_end, run)):
+                ended.append(_finish(run, failures.get(run.name)))
+        except DiskFullError as error:
+            failure = failures.setdefault(run.name, error)
+            error_line = _first_line(run, failure)
+            ended.append(dataclasses.replace(run, status="failed", error=error_line))
+        answers = None if ended[-1].status == "failed" else sample_answers(ended[-1])
+        tracking.finish_run(ended[-1], answers)
         if lines := unsent.get(run.name):
             show(run.name, {"message": _unsent_message(run, lines)})
     for failure in failures.values():
         raise failure
     return ended
+
+
+def _report(run: Run, show: ShowLine, message: str) -> None:
+    """Log a warning and show it."""
+    write_log(run, message, "warning")
+    show(run.name, {"message": message})
 
 
 def _connect(runs: Sequence[Run]) -> None:
@@ -76,7 +96,7 @@ def _connect(runs: Sequence[Run]) -> None:
         cluster.connect()
     except Exception as error:
         for run in runs:
-            run.update(status="failed", error=_first_line(error))
+            run.update(status="failed", error=_first_line(run, error))
         raise
 
 
@@ -122,8 +142,7 @@ class _RunThread(threading.Thread):
             cluster.fit(work, self.training, self.cores)
         except BaseException as error:
             self.failure = error
-        if (problem := self.training.folder / PROBLEM).exists():
-            self.failure = ServiceError(_failure_message(self.training, problem))
+        self.failure = _explain_failure(self.training, self.failure)
 
 
 def _train_and_watch(
@@ -218,30 +237,45 @@ def _finish(run: Run, failure: BaseException | None) -> Run:
     elif failure is None:
         ended = run.update(status="stopped")
     else:
-        ended = run.update(status="failed", error=_failure_summary(run, failure))
+        ended = run.update(status="failed", error=_first_line(run, failure))
     write_log(ended, ": ".join(filter(None, (ended.status, ended.error))),
                "error" if ended.error else "info")  # fmt: skip
     return ended
 
 
-def _failure_message(run: Run, problem: Path) -> str:
-    """Return the error that the only worker wrote before it ended."""
-    return f"run '{run.name}' failed: {_last_line(problem)}\nThe details are in {problem}"
+def _describe_unsaved_end(run: Run) -> tuple[str, str]:
+    return (
+        f"the record of run '{run.name}' could not be written",
+        f"free some space, then resume with '{resume_command(run)}'",
+    )
 
 
-def _failure_summary(run: Run, failure: BaseException) -> str:
+def _explain_failure(run: Run, failure: BaseException | None) -> BaseException | None:
+    """Return an error that says why a run failed; None if it did not."""
+    if (problem := run.folder / PROBLEM).exists():  # written by a worker
+        text = problem.read_text(encoding="utf-8").strip()
+        details = f"\nThe details are in {problem}" if "\n" in text else ""
+        return ServiceError(f"{_failure_prefix(run)}{_last_line(text)}{details}")
+    for error in getattr(failure, "worker_failures", {}).values():
+        cause = getattr(error, "_base_exc", error)
+        if isinstance(cause, UsageError | DataError | ServiceError):
+            return ServiceError(f"{_failure_prefix(run)}{cause}")
+    return failure
+
+
+def _first_line(run: Run, failure: BaseException) -> str:
     """Return the cause of a failure in one line."""
-    if (problem := run.folder / PROBLEM).exists():
-        return _last_line(problem)
-    return _first_line(failure)
+    kind = "" if isinstance(failure, ServiceError) else f"{type(failure).__name__}: "
+    text = str(failure).strip().removeprefix(_failure_prefix(run))
+    return f"{kind}{text}".splitlines()[0][:MAX_ERROR_LENGTH]
 
 
-def _first_line(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0][:MAX_ERROR_LENGTH]
+def _failure_prefix(run: Run) -> str:
+    return f"run '{run.name}' failed: "
 
 
-def _last_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip().splitlines()[-1][:MAX_ERROR_LENGTH]
+def _last_line(text: str) -> str:
+    return text.splitlines()[-1][:MAX_ERROR_LENGTH]
 
 
 def _unsent_message(run: Run, unsent: int) -> str:

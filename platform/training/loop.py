@@ -97,7 +97,7 @@ class Training:
         """Train to the end; return False if the run was asked to stop before it."""
         state, checkpoint = self.load_last_checkpoint()
         if self.group.is_first:
-            self.metrics = MetricsFile(self.record.metrics_file, state.total)
+            self.metrics = MetricsFile(self.record.metrics_file, state.total, self._log_message)
             steps = {stage.name: self.stage_steps(n) for n, stage in enumerate(self.stages)}
             _write_json(self.record.folder / PLAN, {"steps": steps, "done": state.total})
         while state.stage < len(self.stages):

@@ -58,6 +58,7 @@ from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 from attune.platform.training import engine
 from attune.platform.training.data import check_data, harvest_record, read_split_once
+from attune.platform.training.inputs import write_input_checksums
 from attune.platform.training.settings import TrainingConfig, configure
 
 LIMITS = ("workers", "max_steps", "max_minutes")
@@ -145,6 +146,7 @@ def new_run(
         copy_labeller(labeller, run.folder)
     if deepspeed:
         engine.save_deepspeed_settings(deepspeed, run.folder)
+    write_input_checksums(run)
     run.write()
     return run
 
