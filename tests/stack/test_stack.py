@@ -171,7 +171,7 @@ def test_jobs_wait_stop_fail_and_go_on(tmp_path):
     assert third["state"] == "SUCCEEDED"
     assert find_run("long").status == "finished"
     assert steps_done("long") == done + 3
-    assert says("long", f"going on from step {done:,}")
+    assert says("long", f"resuming from step {done:,}")
 
     client = MlflowClient(tracking_uri=run.tracking)
     known = {name: client.get_run(find_run(name).run_id) for name in ("long", "dummy-bundled-1")}
