@@ -27,7 +27,9 @@ def current_status(run: Run, job_ended: JobEnded) -> CurrentStatus:
     except OSError:  # a file system without locks
         return "unknown"
     ended = job_ended(run.job, run.dashboard) if run.job else True
-    return {True: "interrupted", False: "running", None: "unknown"}[ended]
+    if ended is None:
+        return "unknown"
+    return "interrupted" if ended else "running"
 
 
 def resume_command(run: Run) -> str:
