@@ -18,6 +18,8 @@ from attune.platform.services import stack
 CPUS, GPUS = "ATTUNE_CPUS_PER_WORKER", "ATTUNE_GPUS_PER_WORKER"
 """Environment variables with the resources per worker, set by `attune submit`."""
 
+OUT_OF_MEMORY = ("OutOfMemoryError", "running low on memory", "NODE_OUT_OF_MEMORY")
+"""Parts of the errors of Ray's memory monitor."""
 PROBE_SECONDS = 120
 RETRIES = 3
 """How often a run is resumed after a worker died."""
@@ -157,6 +159,39 @@ def fit(work: Callable[[dict[str, Any]], None], run: Run, cores: int) -> None:
         ),
     )
     trainer.fit()
+
+
+def release_resources_of_killed_runs() -> None:
+    """Remove the placement groups whose creator, the controller of a run, was killed.
+
+    Other runs would wait forever for their resources. Ray Train's own clean-up queries the
+    dashboard, which is not started for a single command.
+    """
+    import ray
+    from ray._private.state import state
+    from ray._raylet import PlacementGroupID
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    job = ray.get_runtime_context().get_job_id()
+    state._check_connected()
+    for content in state.global_state_accessor.get_placement_group_table():
+        group = PlacementGroupTableData.FromString(content)
+        is_removed = group.state == PlacementGroupTableData.REMOVED
+        if group.creator_actor_dead and not is_removed and group.creator_job_id.hex() == job:
+            remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
+
+
+def describe_kill(error: BaseException | None) -> str:
+    """Describe why a process of a run was killed; empty if none was."""
+    from ray.exceptions import OutOfMemoryError, RayActorError
+
+    text = str(error)
+    if isinstance(error, OutOfMemoryError) or any(each in text for each in OUT_OF_MEMORY):
+        return "memory ran out, and Ray killed one of its processes"
+    if isinstance(error, RayActorError):
+        return "the process that controls it was killed, by the system if memory ran out"
+    return ""
 
 
 def worker_resources(run: Run, cores: int) -> dict[str, float]:

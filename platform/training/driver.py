@@ -79,8 +79,11 @@ def train_all(runs: Sequence[Run], show: ShowLine, signals: StopSignals | None =
         tracking.finish_run(ended[-1], answers)
         if lines := unsent.get(run.name):
             show(run.name, {"message": _unsent_message(run, lines)})
-    for failure in failures.values():
-        raise failure
+    if failures:
+        (_, first), *others = failures.items()
+        for name, failure in others:
+            show(name, {"message": str(failure)})
+        raise first
     return ended
 
 
@@ -158,6 +161,8 @@ def _train_and_watch(
     was_asked = False
     while waiting := [thread for thread in threads if not thread.ended.is_set()]:
         waiting[0].ended.wait(POLL_SECONDS)
+        if any(thread.failure for thread in threads):
+            cluster.release_resources_of_killed_runs()
         for display in displays:
             display.show(show)
             if not display.has_plan:
@@ -260,6 +265,11 @@ def _explain_failure(run: Run, failure: BaseException | None) -> BaseException |
         cause = getattr(error, "_base_exc", error)
         if isinstance(cause, UsageError | DataError | ServiceError):
             return ServiceError(f"{_failure_prefix(run)}{cause}")
+    if killed := cluster.describe_kill(failure):
+        return ServiceError(
+            f"{_failure_prefix(run)}{killed}; use fewer seeds at once, fewer --workers, a smaller "
+            f"--set batch_size or a smaller --preset, or resume with '{resume_command(run)}'"
+        )
     return failure
 
 

@@ -124,7 +124,7 @@ def fill_disk(monkeypatch):
 
 
 @pytest.mark.usefixtures("run")
-def test_a_checkpoint_that_does_not_fit_is_not_begun(call, monkeypatch):
+def test_a_checkpoint_that_does_not_fit_is_not_written(call, monkeypatch):
     monkeypatch.setattr(torch, "save", pytest.fail)
     fill_disk(monkeypatch)
     message = failure_of(call(*RESUME))
