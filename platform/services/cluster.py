@@ -170,14 +170,14 @@ def release_resources_of_killed_runs() -> None:
     import ray
     from ray._private.state import state
     from ray._raylet import PlacementGroupID
-    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+    from ray.core.generated import gcs_pb2
     from ray.util.placement_group import PlacementGroup, remove_placement_group
 
     job = ray.get_runtime_context().get_job_id()
-    state._check_connected()
-    for content in state.global_state_accessor.get_placement_group_table():
-        group = PlacementGroupTableData.FromString(content)
-        is_removed = group.state == PlacementGroupTableData.REMOVED
+    data: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]
+    for content in state._connect_and_get_accessor().get_placement_group_table():
+        group = data.FromString(content)
+        is_removed = group.state == data.REMOVED
         if group.creator_actor_dead and not is_removed and group.creator_job_id.hex() == job:
             remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
 
