@@ -1,23 +1,22 @@
-# Each target sets up all it needs in .venv: a Python 3.11 and the package registry are enough.
-# `make install` alone does the set-up.
+# Each target sets up what it needs in .venv; Python 3.11 and a package registry are required.
+# `make install` only does the setup.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 SOURCE ?= bundled
-# mypy and import-linter cannot follow the mapping of folders to packages, so they get links instead.
+# mypy and import-linter cannot follow the mapping of folders to packages, so they use these links.
 LINKS := $(VENV)/links/attune
 INSTALLED := $(VENV)/.installed
 MAKEFLAGS += --jobs=2
 
-.PHONY: install demo test lint bench chromium browser picture clean
+.PHONY: install demo test lint bench chromium browser screenshot clean
 
 install: $(INSTALLED)
 
-# The pip that comes with Python 3.11 takes twice as long to find out what is to be installed. Then
-# torch goes first and by its exact version: anything that asks for a range would bring in the
-# registry's newest build, with gigabytes of CUDA libraries. Modules are compiled when they are first
-# imported, since most never are; where Python may not keep what it compiled, each process would
-# compile all it imports anew, so here it may.
+# The pip that comes with Python 3.11 takes twice as long to resolve the dependencies, so it is
+# upgraded. torch is installed first and by its exact version: a version range would install the
+# registry's newest build, with gigabytes of CUDA libraries. --no-compile: modules are compiled when
+# they are first imported, since most never are. That needs a Python that may write bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 $(INSTALLED): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { echo "Attune needs Python 3.11: install it, or name it with 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
@@ -31,8 +30,8 @@ demo: install
 	$(VENV)/bin/attune doctor
 	$(VENV)/bin/attune demo
 
-# Tests of one group (a cluster, a browser) run one after the other, in one process, and begin first,
-# since they take longest.
+# Tests of one group (a cluster, a browser) run one after the other in one process. They take longest
+# and so start first.
 test: install browser
 	$(VENV)/bin/python -m pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder
 
@@ -47,8 +46,8 @@ lint: install
 bench: install
 	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE) $(if $(PARTS),--parts $(PARTS)) $(if $(RUN),--run $(RUN))
 
-# The page is tested and photographed in Chromium: the machine's, or one that is installed here; its
-# package is fetched while Python's are.
+# Tests and screenshots of the page use Chromium: the machine's, or one that is installed here. Its
+# package is downloaded in parallel with Python's.
 BROWSER := { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null
 chromium:
 	@$(BROWSER) || ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ] || \
@@ -58,8 +57,8 @@ browser: install chromium
 	@$(BROWSER) || $(VENV)/bin/playwright install chromium || \
 	{ echo "The tests of the page need a browser: install chromium with your package manager"; exit 1; }
 
-picture: browser
-	$(VENV)/bin/python -m attune.jobs.picture $(RUNS)
+screenshot: browser
+	$(VENV)/bin/python -m attune.jobs.screenshot $(RUNS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -50,7 +50,7 @@ def cause_command(
     from attune.platform.data.prepare import find_data
     from attune.platform.enrichment.causes import CAUSE_THRESHOLD, annotate_causes, cause_shares
 
-    run = options.trained_run(name)
+    run = options.find_trained_run(name)
     folder = find_data(data)
     target = out or folder.with_name(f"{folder.name}-causes")
     with progress("samples") as bar:
@@ -117,7 +117,7 @@ def emotions_command(
     from attune.platform.enrichment.filters import read_emotionality
     from attune.platform.enrichment.labels import label_utterances
 
-    run = options.trained_run(name)
+    run = options.find_trained_run(name)
     folder = find_data(data)
     target = out or folder.with_name(f"{folder.name}-emotions")
     with progress("samples") as bar:

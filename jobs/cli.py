@@ -38,7 +38,7 @@ from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.home import home
 from attune.platform.core.logging import JOB
 
-STOPPED = 130  # a shell's exit code for a command ended by Ctrl-C
+STOPPED = 130  # a shell's exit code for a command stopped by Ctrl-C
 
 
 class CommandsInOrder(TyperGroup):
@@ -138,15 +138,15 @@ def main() -> None:
         if code == STOPPED:
             _fail("stopped", STOPPED)
         sys.exit(code)
-    except TyperException as error:  # typer's own: an unknown command, a missing option
-        if message := error.format_message():  # empty where it has just shown the help
-            _fail(f"{message} (--help shows what there is)", error.exit_code)
+    except TyperException as error:  # raised by Typer: an unknown command, a missing option
+        if message := error.format_message():  # empty if the help was printed
+            _fail(f"{message} (see --help)", error.exit_code)
         sys.exit(error.exit_code)
     except UsageError as error:
         _fail(str(error), 2)
     except (DataError, ServiceError) as error:
         _fail(str(error), 1)
-    except BrokenPipeError:  # the reader has closed, as `| head` does
+    except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
@@ -154,11 +154,10 @@ def main() -> None:
         if is_disk_full(error, place):
             _fail(describe_full_disk(place), 1)
         log = _save_traceback()
-        if log is None or JOB in os.environ:  # its file may be on another machine
+        if log is None or JOB in os.environ:  # the log may be on another machine
             traceback.print_exc()
-        details = "see above" if log is None else f"the details are in {log}"
-        what = f"{type(error).__name__}: {error}"
-        _fail(f"{what}\nThis should not have happened; {details}", 1)
+        details = "see above" if log is None else f"the traceback is in {log}"
+        _fail(f"{type(error).__name__}: {error}\nThis is a bug; {details}", 1)
 
 
 def _fail(message: str, code: int) -> None:

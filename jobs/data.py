@@ -165,7 +165,7 @@ def harvest_command(
 
     if not 0 <= threshold < 1:
         raise UsageError(f"--threshold: expected a number from 0 to below 1, got {threshold}")
-    run = options.trained_run(name)
+    run = options.find_trained_run(name)
     with progress("texts") as bar:
         task = bar.add_task(f"{run.name} harvests", total=None)
         manifest = harvest_texts(

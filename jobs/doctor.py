@@ -46,16 +46,16 @@ def doctor(
         bool,
         typer.Option(
             "--cluster",
-            help="Look at the cluster instead: token, machines, versions, shared disk, MLflow.",
+            help="Check the Ray cluster instead: token, machines, versions, shared disk, MLflow.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Check versions, devices, compiler, cluster, tracking store, data and disk; say what to fix.
 
-    Exit code 1 where something is missing that Attune cannot run without. With --cluster it looks
-    at the Ray cluster that RAY_ADDRESS names, or that `attune up` started; one that is far away
-    looks at itself.
+    The exit code is 1 if something is missing that Attune cannot run without. With --cluster it
+    checks the Ray cluster at RAY_ADDRESS, or the one that `attune up` started. Submit it as a job
+    to check a cluster that cannot be joined from here.
 
     Examples:
 
@@ -85,17 +85,24 @@ def _to_json(check: Check) -> dict[str, str | None]:
 def _run_check(run: Callable[[], list[Check]]) -> list[Check]:
     try:
         return run()
-    except Exception as error:  # one broken thing must not hide the others
+    except Exception as error:  # a failing check must not hide the others
         name = run.__name__.strip("_")
         detail = f"{type(error).__name__}: {error}"
-        return [Check(name=name, status="error", detail=detail, fix="see what it says")]
+        return [
+            Check(
+                name=name,
+                status="error",
+                detail=detail,
+                fix="read the message; it names what is wrong",
+            )
+        ]
 
 
 def _python() -> list[Check]:
     version = platform.python_version()
     if version.startswith("3.11."):
         return [Check(name="python", status="ok", detail=version)]
-    fix = "make a virtual environment with Python 3.11"
+    fix = "create a virtual environment with Python 3.11"
     return [Check(name="python", status="error", detail=version, fix=fix)]
 
 
@@ -124,7 +131,7 @@ def _packages() -> list[Check]:
 
 
 def _devices() -> list[Check]:
-    import torch  # a second to import, which `attune --help` should not pay
+    import torch  # takes a second to import, which would slow down `attune --help`
 
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -137,12 +144,12 @@ def _devices() -> list[Check]:
         )
     ]
     names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    detail = ", ".join(names) or "none: training runs on the CPU, with gloo"
+    detail = ", ".join(names) or "none: training uses the CPU, with gloo"
     return [*checks, Check(name="gpu", status="ok", detail=detail)]
 
 
 def _compiler() -> list[Check]:
-    """On CPUs nothing is compiled; settings of DeepSpeed's own may need it on GPUs."""
+    """Look for a C++ compiler: DeepSpeed may compile extensions on GPUs, never on CPUs."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         path = shutil.which(name) if name else None
         if path:
@@ -155,15 +162,15 @@ def _cluster() -> list[Check]:
     part = stack.running(stack.RAY)
     if part is not None:
         problem = part.problem()
-        detail = f"the local stack's at {part.address}" + (f" {problem}" if problem else "")
+        detail = f"the local stack, at {part.address}" + (f": it {problem}" if problem else "")
         fix = "'attune down', then 'attune up'" if problem else None
         return [Check(name="cluster", status="warning" if fix else "ok", detail=detail, fix=fix)]
     command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
-        fix = "the Ray cluster does not answer: look at it with 'ray status', or 'ray stop' it"
-        return [Check(name="cluster", status="warning", detail="no answer in 60 s", fix=fix)]
+        fix = "check the Ray cluster with 'ray status', or end it with 'ray stop'"
+        return [Check(name="cluster", status="warning", detail="no response in 60 s", fix=fix)]
     if done.returncode == 0:
         active = sum(line.strip().startswith("1 ") for line in done.stdout.splitlines())
         return [Check(name="cluster", status="ok", detail=f"Ray is running, nodes: {active}")]
@@ -177,7 +184,7 @@ def _tracking_store() -> list[Check]:
         return [_tracking_server(address)]
     store = home() / "mlflow.db"
     if not store.exists():
-        return [Check(name="tracking", status="ok", detail=f"{store} (made by the first run)")]
+        return [Check(name="tracking", status="ok", detail=f"{store} (the first run creates it)")]
     try:
         with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as database:
             count = database.execute("SELECT COUNT(*) FROM runs").fetchone()[0]
@@ -202,7 +209,7 @@ def _check_data() -> list[Check]:
 
     folders = sorted(path.parent for path in (home() / "data").glob(f"*/{MANIFEST}"))
     if not folders:
-        detail = "nothing prepared yet; the bundled corpus is always at hand"
+        detail = "nothing prepared yet; the bundled corpus needs no preparation"
         return [Check(name="data", status="ok", detail=detail)]
     counts = [
         f"{folder.name} ({sum(s['samples'] for s in read_manifest(folder)['splits'].values()):,})"
@@ -218,10 +225,10 @@ def _disk() -> list[Check]:
     free = shutil.disk_usage(place).free
     detail = f"{free / GIGABYTE:.0f} GB free at {home()}"
     if not place.is_dir() or not os.access(place, os.W_OK):
-        fix = f"{place} is not a folder one can write to: set ATTUNE_HOME to one"
+        fix = f"{place} is not a writable folder: set ATTUNE_HOME to one that is"
         return [Check(name="disk", status="error", detail=detail, fix=fix)]
     if free < ENOUGH_DISK:
-        fix = "checkpoints need room: set ATTUNE_HOME to a larger disk"
+        fix = f"checkpoints need {ENOUGH_DISK // GIGABYTE} GB: set ATTUNE_HOME to a larger disk"
         return [Check(name="disk", status="warning", detail=detail, fix=fix)]
     return [Check(name="disk", status="ok", detail=detail)]
 
@@ -234,24 +241,26 @@ def _machines() -> list[Check]:
     part = stack.running(stack.RAY)
     address = os.environ.get("RAY_ADDRESS") or (stack.head_address(part) if part else None)
     if address is None:
-        fix = "'attune up' starts one here; otherwise set RAY_ADDRESS, or look from inside of it "
-        fix += "with 'attune submit --address http://HOST:8265 --follow -- doctor --cluster'"
-        return [Check(name="address", status="error", detail="no cluster is known", fix=fix)]
+        fix = "start one here with 'attune up', set RAY_ADDRESS, or submit the check as a job: "
+        fix += "'attune submit --address http://HOST:8265 --follow -- doctor --cluster'"
+        return [Check(name="address", status="error", detail="no cluster is configured", fix=fix)]
     try:
         cluster.connect(address)
     except UsageError as error:
-        fix = f"'attune submit --address {address} --follow -- doctor --cluster' looks from inside"
+        fix = (
+            f"submit it as a job: 'attune submit --address {address} --follow -- doctor --cluster'"
+        )
         return [Check(name="address", status="error", detail=str(error), fix=fix)]
     except (OSError, RuntimeError, ValueError) as error:
         short = str(error).strip().splitlines()[0][:300]
-        fix = "check that it runs ('ray status' there), its address, and that your token is its own"
+        fix = "check that it runs ('ray status' on it), its address, and that you have its token"
         return [Check(name="address", status="error", detail=f"{address}: {short}", fix=fix)]
     home().mkdir(parents=True, exist_ok=True)
     store = tracking.store_uri()
     with tempfile.NamedTemporaryFile(dir=home(), prefix=".doctor-") as probe:
         machines = cluster.probe_machines(Path(probe.name), store)
     cpus, gpus = sum(each.cpus for each in machines), sum(each.gpus for each in machines)
-    counted = f"{len(machines)}, with {cpus:g} CPUs and {gpus:g} GPUs"
+    resources = f"{len(machines)}, with {cpus:g} CPUs and {gpus:g} GPUs"
     own = next((each.versions for each in machines), {})
     others = {
         f"{name} {each.versions[name]} at {each.address}"
@@ -263,18 +272,19 @@ def _machines() -> list[Check]:
     cut_off = [f"{each.address} ({each.unreachable})" for each in machines if each.unreachable]
     versions = ", ".join(f"{name} {version}" for name, version in own.items())
     return [
-        Check(name="address", status="ok", detail=f"{address}, which takes the token"),
-        Check(name="machines", status="ok" if cpus else "error", detail=counted),
+        Check(name="address", status="ok", detail=f"{address}, which accepts the token"),
+        Check(name="machines", status="ok" if cpus else "error", detail=resources),
         _check_all(
-            "versions", f"{versions}, everywhere", sorted(others), "install the same everywhere",
+            "versions", f"{versions}, on all machines", sorted(others),
+            "install the same versions on all machines",
         ),
         _check_all(
-            "home", f"{home()} is seen by all", [f"not seen by {each}" for each in blind],
+            "home", f"all machines see {home()}", [f"{each} does not see it" for each in blind],
             "put ATTUNE_HOME on a disk that all machines mount at the same path",
         ),
         _check_all(
-            "tracking", f"{store.rpartition('@')[2]}, from everywhere", cut_off,
-            "start the tracking server where all machines reach it, or set MLFLOW_TRACKING_URI",
+            "tracking", f"all machines reach {store.rpartition('@')[2]}", cut_off,
+            "start a tracking server that all machines reach, or set MLFLOW_TRACKING_URI",
         ),
     ]  # fmt: skip
 

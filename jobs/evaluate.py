@@ -47,7 +47,7 @@ def evaluate(
         typer.Option(metavar="train|valid|test", help="What to answer.", show_default=TEST),
     ] = None,
     decode: options.Decode = None,
-    settings: options.DecodingChanges = None,
+    settings: options.DecodingOverrides = None,
     control: options.Controls = None,
     stage: Annotated[
         str | None,
@@ -126,7 +126,7 @@ def evaluate(
 
     if (name is None) == (answers is None):
         raise UsageError("give either a RUN or --answers FILE, and not both")
-    run = None if name is None else options.trained_run(name)
+    run = None if name is None else options.find_trained_run(name)
     predicted = None if run is None else evaluation.predicted_labels(run)
     answering = {
         "--decode": decode, "--set": settings, "--control": control, "--stage": stage,
@@ -147,8 +147,8 @@ def evaluate(
     conditions = Conditions()
     if run is not None and predicted is None:
         conditions = Conditions(
-            decoding=options.decoding(decode, options.parse_overrides(settings)),
-            controls=options.controls(control, [run]),
+            decoding=options.parse_decoding(decode, options.parse_overrides(settings)),
+            controls=options.parse_controls(control, [run]),
             profile=profile,
             stage=stage,
         )

@@ -16,7 +16,10 @@ from attune.jobs.tables import table
 if TYPE_CHECKING:
     from attune.platform.services.jobs import Job, Jobs
 
-app = typer.Typer(no_args_is_help=True, help="Jobs of a Ray cluster, begun by `attune submit`.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, follow, stop and wait for the jobs that `attune submit` started.",
+)
 
 Name = Annotated[
     str, typer.Argument(metavar="JOB", help="A job's id, or the name of its run or sweep.")
@@ -25,12 +28,12 @@ Name = Annotated[
 
 @app.command(name="list")
 def all_jobs(address: Address = None, as_json: Json = False) -> None:
-    """List the jobs, oldest first; those that wait with what they wait for."""
-    jobs = _jobs(address)
+    """List the jobs, oldest first, and the resources that pending ones wait for."""
+    jobs = _connect(address)
     listed_jobs = jobs.all()
     screen = console(as_json)
     if listed_jobs:
-        screen.print(_table(listed_jobs))
+        screen.print(_tabulate_jobs(listed_jobs))
     else:
         screen.print(f"no jobs at {jobs.address} yet: see 'attune submit --help'")
     if as_json:
@@ -41,30 +44,33 @@ def all_jobs(address: Address = None, as_json: Json = False) -> None:
 def logs(
     name: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until the job ends, with its exit code.")
+        bool,
+        typer.Option(
+            "--follow", help="Follow the output until the job ends, and exit with its code."
+        ),
     ] = False,
     address: Address = None,
 ) -> None:
-    """Show what a job has printed, its error if it failed."""
-    jobs = _jobs(address)
+    """Print the output of a job, or its error if it printed nothing."""
+    jobs = _connect(address)
     job = jobs.find(name)
     if follow:
         raise typer.Exit(exit_code(follow_job(jobs, job.id, console())))
     text = jobs.logs(job.id)
-    # A job that could not even begin has printed nothing.
+    # A job that could not start has no output.
     print(text if text.strip() else job.message, end="" if text.endswith("\n") else "\n")
 
 
 @app.command()
 def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
-    """Ask a job to end, as Ctrl-C would, and wait for it: its checkpoints are kept."""
-    jobs = _jobs(address)
+    """Stop a job as Ctrl-C would, and wait until it has written its checkpoint."""
+    jobs = _connect(address)
     job = jobs.find(name)
     screen = console(as_json)
     if job.over:
-        screen.print(f"job {job.id} has ended before: {job.state}", markup=False)
+        screen.print(f"job {job.id} has already ended: {job.state}", markup=False)
     else:
-        screen.print(f"stopping job {job.id}, with a checkpoint ...", markup=False)
+        screen.print(f"stopping job {job.id}; it writes a checkpoint first ...", markup=False)
         jobs.stop(job.id)
         job = jobs.wait(job.id)
         screen.print(f"job {job.id}: {job.state}", markup=False)
@@ -76,9 +82,11 @@ def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
 
 @app.command()
 def wait(name: Name, address: Address = None, as_json: Json = False) -> None:
-    """Wait until a job has ended: exit code 0 if it succeeded, 1 if it failed, 130 if it was
-    stopped."""
-    jobs = _jobs(address)
+    """Wait until a job has ended.
+
+    The exit code is 0 if it succeeded, 1 if it failed and 130 if it was stopped.
+    """
+    jobs = _connect(address)
     screen = console(as_json)
     job = jobs.wait(jobs.find(name).id, lambda text: screen.print(text, markup=False))
     screen.print(f"job {job.id}: {job.state}", markup=False)
@@ -87,7 +95,7 @@ def wait(name: Name, address: Address = None, as_json: Json = False) -> None:
     raise typer.Exit(exit_code(job))
 
 
-def _jobs(address: str | None) -> "Jobs":
+def _connect(address: str | None) -> "Jobs":
     from attune.platform.services.jobs import Jobs
 
     return Jobs(address)
@@ -100,7 +108,7 @@ def _resume_command(job: "Job") -> str:
     return shlex.join(["attune", "submit", *shlex.split(job.options), "--", *words])
 
 
-def _table(jobs: "list[Job]") -> Table:
+def _tabulate_jobs(jobs: "list[Job]") -> Table:
     rows = table("", "job", "state", "run", "age", "command", numbers=("age",))
     for job in jobs:
         state = f"waits for {job.waits_for}" if job.waits_for else job.state.lower()
@@ -109,7 +117,7 @@ def _table(jobs: "list[Job]") -> Table:
 
 
 def _age(job: "Job") -> str:
-    """Format the time that a job took, or has taken until now."""
+    """Format the time that a job took, or has taken so far."""
     seconds: Any = (job.ended or time.time()) - job.began
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:

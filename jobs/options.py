@@ -1,14 +1,14 @@
-"""What several commands ask for in the same words: settings, decoding, runs that can answer."""
+"""Options and arguments that several commands share."""
 
 import typing
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attune.platform.core.errors import UsageError, unknown_choice
 
-if TYPE_CHECKING:  # torch takes a second, which `--help` should not
+if TYPE_CHECKING:  # torch takes a second to import, which would slow down `--help`
     from attune.models.decoding import Decoding
     from attune.platform.runs.record import Run
 
@@ -16,27 +16,31 @@ Decode = Annotated[
     str | None,
     typer.Option(
         metavar="greedy|beam|topk|nucleus",
-        help="How words are chosen: the likeliest, by beam search, or drawn from the likely ones.",
+        help="Decoding method.",
         show_default="greedy",
     ),
 ]
-DecodingChanges = Annotated[
+
+
+def _key_value_option(name: str, text: str) -> Any:
+    """Return an option of the form KEY=VALUE that can be given several times."""
+    return typer.Option(name, metavar="KEY=VALUE", help=f"{text} Can be given several times.")
+
+
+DecodingOverrides = Annotated[
     list[str] | None,
-    typer.Option(
+    _key_value_option(
         "--set",
-        metavar="KEY=VALUE",
-        help="A setting of decoding: max_tokens, beams, length_penalty, block_ngrams, top_k, "
-        "top_p, temperature or seed. May be given several times.",
+        "A decoding setting: max_tokens, beams, length_penalty, block_ngrams, top_k, top_p, "
+        "temperature or seed.",
     ),
 ]
-
 Controls = Annotated[
     list[str] | None,
-    typer.Option(
+    _key_value_option(
         "--control",
-        metavar="KEY=VALUE",
-        help="What the model may be told of the answer, such as MIME's `stochasticity=on`. May be "
-        "given several times.",
+        "A property of the answer that the variant lets you choose, such as MIME's "
+        "`stochasticity=on`.",
     ),
 ]
 
@@ -44,61 +48,61 @@ Threshold = Annotated[
     float | None,
     typer.Option(
         metavar="P",
-        help="From which probability on an annotator's mark is a cause, or above which a text is "
-        "kept with a classifier's emotion.",
+        help="Minimum probability for an annotator's label to count as a cause, or for a text to "
+        "be kept with a classifier's emotion.",
         show_default="0.5, or 0.6",
     ),
 ]
 
 
 def parse_overrides(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
-    """`key=value` as typed after an option; of a key given twice the last counts."""
+    """Parse the KEY=VALUE texts of an option; the last value of a repeated key is used."""
     overrides = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise UsageError(
-                f"{option} {text}: write it as KEY=VALUE, without blanks around the '='"
-            )
+            raise UsageError(f"{option} {text}: expected KEY=VALUE, without blanks around the '='")
         overrides[key.strip()] = value.strip()
     return overrides
 
 
-def minutes(value: float | None) -> float | None:
-    """Check what follows `--max-minutes`; Typer's own `min` would admit 0."""
-    if value is not None and not value > 0:  # neither is NaN
+def check_minutes(value: float | None) -> float | None:
+    """Check the value of `--max-minutes`; Typer's own `min` would accept 0."""
+    if value is not None and not value > 0:  # also rejects NaN
         raise UsageError(
             f"--max-minutes {value:g}: expected a number above 0; leave it out for no limit"
         )
     return value
 
 
-def seeds(text: str) -> list[int]:
-    """What follows `--seeds`."""
+def parse_seeds(text: str) -> list[int]:
+    """Parse the value of `--seeds`."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds {text}: write them as 1,2,3") from None
+        raise UsageError(
+            f"--seeds {text}: expected numbers separated by commas, such as 1,2,3"
+        ) from None
     if len(set(numbers)) != len(numbers) or min(numbers) < 0:
-        raise UsageError(f"--seeds {text}: different numbers from 0 on are expected")
+        raise UsageError(f"--seeds {text}: expected different numbers, none below 0")
     return numbers
 
 
-def decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
-    """How answers are to be made, checked."""
+def parse_decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
+    """Return the decoding settings of `--decode` and `--set`, checked."""
     from attune.models.decoding import Decoding
     from attune.platform.core.settings import apply_overrides
 
     methods = typing.get_args(typing.get_type_hints(Decoding)["method"])
     method = decode or settings.get("method") or Decoding.method
     if method not in methods:
-        raise UsageError(unknown_choice("way of decoding", method, methods))
+        raise UsageError(unknown_choice("decoding method", method, methods))
     chosen: Decoding = apply_overrides(Decoding(), {**settings, "method": method})
     return chosen
 
 
-def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
-    """What follows `--control`, which each of the runs must know."""
+def parse_controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
+    """Parse the values of `--control`, which every run must support."""
     from attune.platform.serving.responder import check_controls, run_controls
 
     chosen = parse_overrides(texts, "--control")
@@ -107,8 +111,8 @@ def controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, st
     return chosen
 
 
-def trained_run(text: str) -> "Run":
-    """The run that a user names, which must have a model already."""
+def find_trained_run(text: str) -> "Run":
+    """Return the run that a user names; one without a model is an error."""
     from attune.platform.runs.record import find_run
 
     run = find_run(text)

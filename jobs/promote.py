@@ -57,7 +57,7 @@ def promote(
     from attune.platform.evaluation import promotion
 
     promotion.check_metric(metric)
-    run = options.trained_run(name)
+    run = options.find_trained_run(name)
     if run.run_id is None:
         raise UsageError(f"run '{run.name}' is not tracked by MLflow, which keeps the champion")
     _ensure_answers(run, split)

@@ -27,7 +27,7 @@ def respond(
         ),
     ],
     decode: options.Decode = None,
-    settings: options.DecodingChanges = None,
+    settings: options.DecodingOverrides = None,
     control: options.Controls = None,
     as_json: Json = False,
 ) -> None:
@@ -41,9 +41,9 @@ def respond(
     - `attune respond mine --context "I won!" --decode nucleus --set top_p=0.8 --set seed=7`
     - `attune respond mime@latest --context "I won!" --control stochasticity=on --control seed=3`
     """
-    decoding = options.decoding(decode, options.parse_overrides(settings))
-    runs = [options.trained_run(name) for name in names]
-    controls = options.controls(control, runs)
+    decoding = options.parse_decoding(decode, options.parse_overrides(settings))
+    runs = [options.find_trained_run(name) for name in names]
+    controls = options.parse_controls(control, runs)
     from attune.platform.serving.responder import Responder
 
     answers: list[dict[str, Any]] = []

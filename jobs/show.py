@@ -39,7 +39,7 @@ def embeddings(
     """
     from attune.platform.evaluation.figures import draw_embeddings
 
-    summaries = draw_embeddings([options.trained_run(name) for name in names], out)
+    summaries = draw_embeddings([options.find_trained_run(name) for name in names], out)
     screen = console(as_json)
     for summary in summaries:
         screen.print("{run}: separation {separation:.3f}".format(**summary), markup=False)
@@ -69,8 +69,8 @@ def stochasticity(
     from attune.platform.evaluation.figures import draw_samples
     from attune.platform.serving.responder import Responder
 
-    run = options.trained_run(name)
-    controls = options.controls([f"seed={seed}", "stochasticity=off"], [run])
+    run = options.find_trained_run(name)
+    controls = options.parse_controls([f"seed={seed}", "stochasticity=off"], [run])
     contexts = draw_samples(run, split, count, seed)["context"].to_list()
     responder = Responder(run.model)
     answers: dict[str, list[str]] = {}
@@ -114,7 +114,7 @@ def attention(
     from attune.platform.serving.responder import Responder
 
     check_picture(out)
-    run = options.trained_run(name)
+    run = options.find_trained_run(name)
     [answer] = Responder(run.model).respond([context])
     if answer.explanation.attention is None:
         raise UsageError(
@@ -151,7 +151,7 @@ def critics(
     from attune.platform.evaluation.figures import draw_samples
     from attune.platform.serving.responder import Responder
 
-    run = options.trained_run(name)
+    run = options.find_trained_run(name)
     responder = Responder(run.model)
     samples = draw_samples(run, split, count, seed, pl.col("next_turn").is_not_null())
     rows = responder.respond_with_scores(samples)
@@ -201,7 +201,7 @@ def calibration(
     """
     from attune.platform.evaluation.figures import draw_calibration
 
-    run = options.trained_run(name)
+    run = options.find_trained_run(name)
     errors = draw_calibration(run, split, out)
     screen = console(as_json)
     for kind, error in errors.items():
@@ -233,7 +233,7 @@ def emotions(
     """
     from attune.platform.evaluation.figures import draw_emotion_accuracies
 
-    runs = (options.trained_run(first), options.trained_run(second))
+    runs = (options.find_trained_run(first), options.find_trained_run(second))
     summaries, rows = draw_emotion_accuracies(runs, split, out)
     numbers = ("samples", *(run.name for run in runs), "difference")
     rendered = table("", "emotion", *numbers, numbers=numbers)

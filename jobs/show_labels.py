@@ -26,7 +26,7 @@ def transfer(
     ],
     split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
     decode: options.Decode = None,
-    settings: options.DecodingChanges = None,
+    settings: options.DecodingOverrides = None,
     sentence_similarity: Annotated[
         str | None,
         typer.Option(metavar="minilm|DIR", help="Also sentence-embedding similarity."),
@@ -51,9 +51,11 @@ def transfer(
         predicted_labels,
     )
 
-    conditions = Conditions(decoding=options.decoding(decode, options.parse_overrides(settings)))
+    conditions = Conditions(
+        decoding=options.parse_decoding(decode, options.parse_overrides(settings))
+    )
     measures = load_measures(sentence_encoder=sentence_similarity)
-    runs = [options.trained_run(name) for name in names]
+    runs = [options.find_trained_run(name) for name in names]
     for run in runs:
         if predicted_labels(run):
             raise UsageError(f"'{run.name}' does not answer: name runs that do")
@@ -105,7 +107,7 @@ def predictor(
     from attune.platform.data.prepare import find_data
     from attune.platform.evaluation import control
 
-    runs = [options.trained_run(name) for name in names]
+    runs = [options.find_trained_run(name) for name in names]
     samples = read_samples(find_data(data or runs[0].data["folder"]), split)
     rows = [{"run": run.name, **control.measure_label_predictions(run, samples)} for run in runs]
     rows.append({"run": RANDOM, **control.measure_random_guesses(samples)})
@@ -135,7 +137,7 @@ def control(
     ] = None,
     seed: Annotated[int, typer.Option(help="Which contexts.")] = 0,
     decode: options.Decode = None,
-    settings: options.DecodingChanges = None,
+    settings: options.DecodingOverrides = None,
     as_json: Json = False,
 ) -> None:
     """Ask a run for intents, and count how often its answers are classified as what was asked for.
@@ -157,8 +159,8 @@ def control(
     for label in asked:
         if label not in LABELS:
             raise UsageError(unknown_choice("label", label, LABELS))
-    decoding = options.decoding(decode, options.parse_overrides(settings))
-    run = options.trained_run(name)
+    decoding = options.parse_decoding(decode, options.parse_overrides(settings))
+    run = options.find_trained_run(name)
     samples = draw_samples(run, split, count, seed)
     with progress("answers") as bar:
         task = bar.add_task(run.name, total=(1 + len(asked)) * samples.height)

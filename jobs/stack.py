@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import table
@@ -19,31 +20,38 @@ def up(
     ray_port: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65535, help="Of Ray's head: RAY_ADDRESS.", show_default="one that is free"
+            min=1, max=65535, help="Port of Ray's head (RAY_ADDRESS).", show_default="a free one"
         ),
     ] = None,
     dashboard_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Of Ray's dashboard and jobs.", show_default="8265"),
+        typer.Option(
+            min=1, max=65535, help="Port of Ray's dashboard and job server.", show_default="8265"
+        ),
     ] = None,
-    mlflow_port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="5000")] = None,
-    ui_port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="7860")] = None,
+    mlflow_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of MLflow.", show_default="5000")
+    ] = None,
+    ui_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the page.", show_default="7860")
+    ] = None,
     cpus: Annotated[
         int | None,
-        typer.Option(min=1, help="Cores that jobs share.", show_default="all of this machine's"),
+        typer.Option(min=1, help="Cores for Ray jobs.", show_default="all of this machine"),
     ] = None,
     mlflow_auth: Annotated[
         bool,
         typer.Option(
-            "--mlflow-auth", help="Have MLflow ask for a name and the password it is given here."
+            "--mlflow-auth", help="Make MLflow require a user name and a generated password."
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Start a Ray head, an MLflow server and the page on this machine, and say where they are.
+    """Start a Ray head, an MLflow server and the page on this machine, and print their addresses.
 
-    Only this machine can reach them, and Ray wants a token, which all attune commands know. What
-    runs already is left alone, what has died is started again, and `attune down` stops it all.
+    They listen on this machine only. Ray requires a token, which attune commands read from
+    ATTUNE_HOME. Parts that run already are left alone; parts that have died are started again.
+    `attune down` stops all of them.
 
     Examples:
 
@@ -59,33 +67,33 @@ def up(
         report=lambda text: screen.print(text, style="dim", markup=False),
     )  # fmt: skip
     for name, part in parts.items():
-        since = "runs already" if name in before else "runs"
-        screen.print(f"{TITLES[name]} {since} at [bold]{part.address}[/bold]")
+        state = "already runs" if name in before else "runs"
+        screen.print(f"{TITLES[name]} {state} at [bold]{part.address}[/bold]")
     _print_hints(screen, parts)
     if as_json:
         print_json({"parts": [_describe(part) for part in parts.values()]})
 
 
 def _print_hints(screen: Console, parts: dict[str, Part]) -> None:
-    screen.print(f"Ray's token is in {stack.token_file()}: the dashboard asks for it", markup=False)
+    screen.print(f"Ray's dashboard asks for the token in {stack.token_file()}", markup=False)
     if parts[MLFLOW].password:
         screen.print(
-            f"MLflow wants the name '{MLFLOW_USER}' and the password in {stack.password_file()}",
+            f"MLflow asks for the user '{MLFLOW_USER}' and the password in {stack.password_file()}",
             markup=False,
         )
     screen.print("Next: 'attune submit -- COMMAND', 'attune status', 'attune down'")
 
 
 def down(as_json: Json = False) -> None:
-    """Stop what `attune up` has started, and nothing else.
+    """Stop what `attune up` started, and nothing else.
 
-    Jobs that run are asked to stop first: they keep their checkpoints, and go on when they are
+    Running jobs are stopped first. They write a checkpoint and continue from it when they are
     submitted again with `--resume`.
     """
     screen = console(as_json)
     stopped = stack.down(lambda text: screen.print(text, style="dim", markup=False))
     for part in stopped:
-        screen.print(f"{TITLES[part.name]} is stopped")
+        screen.print(f"{TITLES[part.name]} stopped")
     if not stopped:
         screen.print("nothing was running")
     if as_json:
@@ -93,9 +101,9 @@ def down(as_json: Json = False) -> None:
 
 
 def status(as_json: Json = False) -> None:
-    """Say where each part of the local stack is, whether it answers, and the memory it takes.
+    """Show the address, health and memory of each part that `attune up` starts.
 
-    Exit code 1 where a part is missing or does not answer.
+    The exit code is 1 if a part is missing or does not respond.
     """
     screen = console(as_json)
     parts = stack.running_parts()
@@ -103,16 +111,16 @@ def status(as_json: Json = False) -> None:
     if not described:
         screen.print("nothing is running: 'attune up' starts Ray, MLflow and the page")
     else:
-        screen.print(_table(described))
+        screen.print(_tabulate_parts(described))
         total = sum(part["memory_mb"] or 0 for part in described)
         logs = ", ".join(part["log"] for part in described)
-        screen.print(f"{total / 1024:.1f} GB altogether; logs: {logs}", style="dim", markup=False)
+        screen.print(f"{total / 1024:.1f} GB in total; logs: {logs}", style="dim", markup=False)
     if any(part["health"] != "ok" for part in described):
-        screen.print("'attune up' starts again what has died", markup=False)
-    well = len(described) == len(PARTS) and all(part["health"] == "ok" for part in described)
+        screen.print("'attune up' starts dead parts again", markup=False)
+    all_ok = len(described) == len(PARTS) and all(part["health"] == "ok" for part in described)
     if as_json:
-        print_json({"ok": well, "parts": described})
-    raise typer.Exit(0 if well else 1)
+        print_json({"ok": all_ok, "parts": described})
+    raise typer.Exit(0 if all_ok else 1)
 
 
 def _describe(part: Part) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def _describe(part: Part) -> dict[str, Any]:
     }
 
 
-def _table(described: list[dict[str, Any]]) -> Any:
+def _tabulate_parts(described: list[dict[str, Any]]) -> Table:
     rows = table("", "part", "address", "health", "pid", "memory", numbers=("memory",))
     for part in described:
         rows.add_row(

@@ -1,4 +1,4 @@
-"""`attune submit`: any command of Attune as a Ray job."""
+"""`attune submit`: run any attune command as a Ray job."""
 
 import shlex
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from attune.jobs.console import Json, console, print_json
 from attune.jobs.tune import plan_trials
 from attune.platform.core.errors import UsageError, unknown_choice
 
-if TYPE_CHECKING:  # Ray takes seconds, which `--help` should not
+if TYPE_CHECKING:  # Ray takes seconds to import, which would slow down `--help`
     from attune.platform.services.jobs import Job, Jobs
 
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": 130}
-"""Of a job that is waited for; any other way to end is 1."""
-HERE = ("submit", "jobs", "up", "down", "status")
-"""What makes no sense as a job."""
+"""Exit codes by final state; any other state is 1."""
+LOCAL_COMMANDS = ("submit", "jobs", "up", "down", "status")
+"""Commands that cannot be submitted."""
 
 Address = Annotated[
     str | None,
     typer.Option(
         metavar="http://HOST:8265",
         help="The cluster's job server.",
-        show_default="RAY_ADDRESS, or what `attune up` started",
+        show_default="RAY_ADDRESS, or the one that `attune up` started",
     ),
 ]
 
@@ -34,35 +34,35 @@ Address = Annotated[
 def submit(
     context: typer.Context,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="What to run, behind `--`.")
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The command to run, after `--`.")
     ],
     address: Address = None,
     gpus_per_worker: Annotated[
         int | None,
         typer.Option(
-            min=0, help="GPUs that each worker of a training takes.",
+            min=0, help="GPUs of each training worker.",
             show_default="1 if there are enough",
         ),
     ] = None,
     cpus_per_worker: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Cores that each worker of a training takes.",
-            show_default="all that there are, shared",
+            min=1, help="Cores of each training worker.",
+            show_default="all cores, shared equally",
         ),
     ] = None,
     upload: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="PATH", exists=True,
-            help="A file or folder named in COMMAND that the cluster cannot see: it is shipped, "
-            "and kept in ATTUNE_HOME there.",
+            help="A file or folder named in COMMAND that the cluster cannot see. It is copied to "
+            "ATTUNE_HOME there. Can be given several times.",
         ),
     ] = None,
     home: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="ATTUNE_HOME on the cluster, seen by all its machines.",
+            metavar="DIR", help="ATTUNE_HOME on the cluster; all its machines must see it.",
             show_default="the same path as here",
         ),
     ] = None,
@@ -73,12 +73,13 @@ def submit(
 ) -> None:  # fmt: skip
     """Run any attune command as a job of a Ray cluster, with the code that is installed here.
 
-    The cluster's machines need Attune's requirements (its code is shipped as a wheel), and must
-    see ATTUNE_HOME; data they see at the same path as here, or it is shipped by --upload. A job
-    that finds no room waits and says what for. `attune jobs` lists, shows, stops and waits for
-    jobs; a stopped one goes on when it is submitted again with `--resume`.
+    The machines of the cluster need Attune's requirements installed; its code is sent as a wheel.
+    All must see ATTUNE_HOME. Data must be visible there under the same path as here, or be sent
+    with --upload. A job waits while the resources it needs are in use, and reports which.
+    `attune jobs` lists, follows, stops and waits for jobs; submit a stopped job again with
+    `--resume` to continue it.
 
-    Options for the job stand before the command, the command's own behind it.
+    Options of the job come before the command, options of the command after it.
 
     Examples:
 
@@ -88,16 +89,16 @@ def submit(
     - `attune submit --address http://head:8265 --home /shared/attune --gpus-per-worker 1
       -- tune mime --space loss-weights --budget 2h`
     """
-    known = [name for name in _group(context).commands if name not in HERE]
+    known = [name for name in _root_group(context).commands if name not in LOCAL_COMMANDS]
     if command[0] not in known:
         raise UsageError(unknown_choice("command", command[0], known))
     for path in upload or ():
         if str(path) not in {str(Path(part)) for part in command}:
-            raise UsageError(f"--upload {path}: the command does not name it")
-    words = _parse_command(_group(context), command)
+            raise UsageError(f"--upload {path}: expected a path that occurs in COMMAND")
+    words = _parse_command(_root_group(context), command)
     _check_settings(words)
     if home is not None and not home.startswith("/"):
-        raise UsageError(f"--home {home}: give the whole path, beginning with '/'")
+        raise UsageError(f"--home {home}: expected an absolute path, such as /shared/attune")
     from attune.platform.services import cluster
     from attune.platform.services.jobs import Jobs
 
@@ -112,7 +113,7 @@ def submit(
     job = jobs.submit(
         named,
         options=[str(word) for option in typed if option[1] is not None for word in option],
-        run=_option(named, "--name") or "",
+        run=_find_option(named, "--name") or "",
         uploads=upload or (),
         place=home,
         variables={name: str(n) for name, n in per_worker.items() if n is not None},
@@ -121,19 +122,19 @@ def submit(
     screen.print(f"job {job} at {jobs.address}: attune {shlex.join(named)}", markup=False)
     ended = follow_job(jobs, job, screen) if follow else None
     if not follow:
-        screen.print(f"see 'attune jobs logs {job} --follow' and 'attune jobs list'", markup=False)
+        screen.print(f"Next: 'attune jobs logs {job} --follow', 'attune jobs list'", markup=False)
     if as_json:
         state = {"state": ended.state} if ended else {}
         print_json(
             {"job_id": job, "address": jobs.address, "command": named,
-             "run": _option(named, "--name"), "dashboard": jobs.dashboard(job), **state}
+             "run": _find_option(named, "--name"), "dashboard": jobs.dashboard(job), **state}
         )  # fmt: skip
     if ended:
         raise typer.Exit(exit_code(ended))
 
 
 def follow_job(jobs: "Jobs", job: str, screen: Console) -> "Job":
-    """Show what a job prints until it ends, and how it ended; Ctrl-C leaves it alone."""
+    """Print the output of a job until it ends; Ctrl-C does not stop the job."""
     shown = []
 
     def show(text: str) -> None:
@@ -143,7 +144,7 @@ def follow_job(jobs: "Jobs", job: str, screen: Console) -> "Job":
     try:
         ended = jobs.follow(job, show)
     except KeyboardInterrupt:
-        screen.print(f"the job goes on: 'attune jobs stop {job}' ends it", markup=False)
+        screen.print(f"the job continues: 'attune jobs stop {job}' stops it", markup=False)
         raise
     if not shown and ended.message:
         screen.print(ended.message, markup=False)
@@ -152,17 +153,16 @@ def follow_job(jobs: "Jobs", job: str, screen: Console) -> "Job":
 
 
 def exit_code(job: "Job") -> int:
-    """What `wait` and `--follow` end with."""
+    """Return the exit code of `wait` and `--follow` for a job that has ended."""
     return EXIT_CODES.get(job.state, 1)
 
 
-def _group(context: typer.Context) -> Any:
+def _root_group(context: typer.Context) -> Any:
     return context.find_root().command
 
 
 def _parse_command(group: Any, command: list[str]) -> dict[str, Any]:
-    """What is asked for, by the names of the last sub-command's options; a wrong option is an error
-    here rather than a job that fails."""
+    """Return the options of a command by name; a wrong option fails here and not in the job."""
     name, *words = command
     each = group.commands[name]
     context = each.make_context(name, words)
@@ -185,7 +185,7 @@ def _check_settings(words: dict[str, Any]) -> None:
 
 
 def _add_name(command: list[str], words: dict[str, Any]) -> list[str]:
-    """A new run or sweep gets its name now, so that the job can tell of it from the start."""
+    """Add --name to a command that creates a run or sweep, so that its job is listed with it."""
     if words.get("name") or words.get("resume") or words.get("seeds"):
         return command
     if words.get("command") == "train":
@@ -206,7 +206,7 @@ def _add_name(command: list[str], words: dict[str, Any]) -> list[str]:
 
 
 def _reserve_name(folder: Path, new_name: Callable[[], str]) -> str:
-    """A name that the next job does not get, though this one may begin much later."""
+    """Create the folder of a new name, which reserves it for a job that starts later."""
     while True:
         name = new_name()
         try:
@@ -216,7 +216,8 @@ def _reserve_name(folder: Path, new_name: Callable[[], str]) -> str:
         return name
 
 
-def _option(command: list[str], name: str) -> str | None:
+def _find_option(command: list[str], name: str) -> str | None:
+    """Return the value of an option in the words of a command."""
     for part, following in zip(command, [*command[1:], ""], strict=True):
         if part == name:
             return following

@@ -176,7 +176,7 @@ def report(
         raise UsageError(f"sweep '{name}' has no trials yet")
     if seeds and sweep.kind != "training":
         raise UsageError(f"--seeds trains again, and '{name}' has only decoded: leave it out")
-    if seeds and len(set(options.seeds(seeds))) < 2:
+    if seeds and len(set(options.parse_seeds(seeds))) < 2:
         raise UsageError(f"--seeds {seeds}: a deviation needs two seeds at least")
     pair = tuple(surface.split(",")) if surface else None
     if pair is not None and len(pair) != 2:
@@ -184,7 +184,7 @@ def report(
     folder = out or sweep.folder / "report"
     reports.check_report(sweep, folder, pair)  # before hours of training
     screen = console(as_json)
-    again = _train_best_again(sweep, top, options.seeds(seeds), screen) if seeds else []
+    again = _train_best_again(sweep, top, options.parse_seeds(seeds), screen) if seeds else []
     summary = reports.write_report(sweep, folder, pair, again)
     if sweep.run_id is not None:
         tracking.finish_group(sweep.run_id, sweep.status, {}, artifacts=folder)

@@ -1,15 +1,15 @@
-"""Tables for people, and numbers as people read them."""
+"""Tables and formatted numbers for people."""
 
 from rich.table import Table
 
 _FRACTIONS = (
     "accuracy", "f1", "distinct", "share", "precision", "recall", "agreement", "calibration_error",
 )  # fmt: skip
-"""What a metric's name holds where its value is a fraction, which people read as per cent."""
+"""Parts of the names of metrics that are fractions; people see them as percentages."""
 
 
 def table(title: str = "", *columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    """An airy table; the columns named in `numbers` stand to the right."""
+    """Return a table without lines; the columns named in `numbers` are right-aligned."""
     rendered = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
     )
@@ -19,7 +19,7 @@ def table(title: str = "", *columns: str, numbers: tuple[str, ...] = ()) -> Tabl
 
 
 def format_metric(metric: str, value: float | None) -> str:
-    """A metric's value with its unit, `-` where it does not apply."""
+    """Format the value of a metric with its unit; `-` where it does not apply."""
     if value is None:
         return "-"
     if any(part in metric for part in _FRACTIONS):

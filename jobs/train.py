@@ -60,7 +60,7 @@ def train(
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(callback=options.minutes, help="Minutes at most, all stages together."),
+        typer.Option(callback=options.check_minutes, help="Minutes at most, all stages together."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The run's name.", show_default="<variant>-<data>-<n>")
@@ -103,7 +103,8 @@ def train(
         with lock_runs([_find_or_create_run(variant, name, seed, asked, resume)]) as [run]:
             runs = _train_runs([setup.apply_limits(run, asked)], screen, signals)
     else:
-        runs = _train_seeds(variant, name, options.seeds(seeds), asked, resume, screen, signals)
+        numbers = options.parse_seeds(seeds)
+        runs = _train_seeds(variant, name, numbers, asked, resume, screen, signals)
     results = [_result(run) for run in runs]
     _show(screen, results)
     stopped = [run for run in runs if run.status == "stopped"]

@@ -121,7 +121,7 @@ def run(
     max_steps: Annotated[int | None, typer.Option(min=1, help="Steps of a trial at most.")] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(callback=options.minutes, help="Minutes of a trial at most."),
+        typer.Option(callback=options.check_minutes, help="Minutes of a trial at most."),
     ] = None,
     seed: Annotated[
         int | None,
@@ -211,7 +211,7 @@ def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     schedulers.check_compatibility(scheduler, search, metrics, plan.spaces, typed.get("workers", 1))
     count = spaces.count_grid_points(plan.spaces) if search == "grid" else SAMPLES
     if "init" in typed:
-        options.trained_run(typed["init"])
+        options.find_trained_run(typed["init"])
     name = name or sweeps.new_sweep_name(f"tune-{'-'.join(plan.spaces)}"[:60])
     return create_sweep(
         name,

@@ -31,7 +31,7 @@ def tune_decoding(
         typer.Option(metavar="NAME|FILE.yaml", help="A ready-made sweep (`mime-beams`, "
                      "`decoding`), or your own file."),
     ] = None,
-    settings: options.DecodingChanges = None,
+    settings: options.DecodingOverrides = None,
     data: Annotated[
         str | None, typer.Option(metavar="bundled|DIR", show_default="what the run learned from")
     ] = None,
@@ -73,7 +73,7 @@ def tune_decoding(
     from attune.platform.tuning import decoding as trials
     from attune.platform.tuning import sweep as sweeps
 
-    of = options.trained_run(name)
+    of = options.find_trained_run(name)
     trials.check(of)
     chosen = None
     if resume and label and (sweeps.sweeps_folder() / label / sweeps.RECORD).is_file():
@@ -112,7 +112,7 @@ def _new_decoding(
     ready = spaces.find_definition(asked["sweep"]) if asked["sweep"] else spaces.SweepDefinition()
     if ready.variants:
         raise UsageError(f"{ready.source} trains {', '.join(ready.variants)}: use 'attune tune'")
-    options.decoding(None, overrides)
+    options.parse_decoding(None, overrides)
     methods = (asked["decode"] or ready.decode or ",".join(spaces.DECODING_SPACES)).split(",")
     fixed = {**ready.set, **overrides}
     tried = spaces.build_decoding_spaces(methods, ready, fixed)

@@ -31,10 +31,10 @@ JOB_SERVER = "http://127.0.0.1:8265"
 SHIPPED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 LIVE = ("PENDING", "RUNNING")
 SECONDS_TO_STOP = 300
-"""To write a checkpoint before a stopped job is killed; Ray's own three are too few."""
+"""Time to write a checkpoint before a stopped job is killed; Ray's default of 3 is too short."""
 POLL_SECONDS, CONNECT_SECONDS = 1.0, 3.0
-MOST_UPLOADED = 500 * 2**20
-"""Ray keeps what is uploaded in the memory of its head."""
+MAX_UPLOAD = 500 * 2**20
+"""Bytes of all uploads of a job; Ray keeps them in the memory of its head."""
 UPLOADS = "uploads"
 ENTRY = "python -m attune.jobs.cli"
 
@@ -49,9 +49,9 @@ class Job:
     options: str
     """The options of `attune submit` besides the command."""
     run: str
-    """The run or sweep that it is for, where it has one."""
+    """The name of its run or sweep; empty if it has none."""
     began: float
-    """Seconds since the epoch."""
+    """Start time in seconds since the epoch."""
     ended: float | None = None
     message: str = ""
     waits_for: str = ""
@@ -84,13 +84,13 @@ class Jobs:
             self.client = JobSubmissionClient(self.address)
         except AuthenticationError as error:
             raise UsageError(
-                f"the Ray cluster at {self.address} refuses the token, or was given none: put the "
-                f"right one into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+                f"the Ray cluster at {self.address} rejected the token, or none was set: put its "
+                f"token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
             ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UsageError(
-                f"no Ray job server answers at {self.address}: start one with 'attune up', or name "
-                f"it with --address http://HOST:8265 ({error})"
+                f"no Ray job server responds at {self.address}: start one with 'attune up', or set "
+                f"--address http://HOST:8265 ({error})"
             ) from error
         for name in ("ray", *(each.__module__ for each in type(self.client).__mro__)):
             logging.getLogger(name).setLevel(logging.WARNING)  # Ray sets them to INFO
@@ -142,9 +142,9 @@ class Jobs:
                 )
             except RuntimeError as error:
                 raise ServiceError(
-                    f"the Ray job server at {self.address} does not take the job: {error} (two "
-                    f"clusters on one machine keep each other from taking jobs, unless each has "
-                    f"ports of its own, as 'attune up' gives them)"
+                    f"the Ray job server at {self.address} did not accept the job: {error} (two "
+                    f"clusters on one machine must use different ports: start one of them with "
+                    f"'attune up', which chooses free ones)"
                 ) from error
         return job
 
@@ -173,7 +173,7 @@ class Jobs:
             if text in (job.id, job.run):
                 return job
         if not jobs:
-            raise UsageError(f"unknown job '{text}': there are none at {self.address} yet")
+            raise UsageError(f"unknown job '{text}': the cluster at {self.address} has no jobs yet")
         names = [job.id for job in jobs]
         raise UsageError(f"{unknown_choice('job', text, names)} ('attune jobs list' lists all)")
 
@@ -202,7 +202,7 @@ class Jobs:
         return current
 
     def stop(self, job: str) -> None:
-        """Ask a job to end, as Ctrl-C would: it keeps its checkpoints."""
+        """Stop a job as Ctrl-C would: it writes a checkpoint first."""
         self.client.stop_job(job)
 
     def _demands(self) -> dict[str, dict[str, float]]:
@@ -292,10 +292,10 @@ def pack(uploads: Sequence[Path], folder: Path, there: str) -> tuple[Path, dict[
     for path in uploads:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         size += sum(p.stat().st_size for p in files)
-        if size > MOST_UPLOADED:
+        if size > MAX_UPLOAD:
             raise UsageError(
-                f"--upload {path}: more than {MOST_UPLOADED // 2**20} MB cannot be shipped: put it "
-                f"on a disk that the cluster sees, and name it by its path there"
+                f"--upload {path}: expected at most {MAX_UPLOAD // 2**20} MB in total: put it on a "
+                f"disk that the cluster sees, and use its path there"
             )
         digest = hashlib.sha256()
         for file in files:

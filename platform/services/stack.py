@@ -39,7 +39,7 @@ PORT_OPTIONS = {RAY: "--dashboard-port", MLFLOW: "--mlflow-port", PAGE: "--ui-po
 MARK = "ATTUNE_PART"
 SECONDS_TO_START, SECONDS_TO_STOP, SECONDS_TO_ANSWER = 300, 20, 10
 SECONDS_FOR_JOBS = 120.0
-"""To write their checkpoints when the stack is stopped under them."""
+"""Time for jobs to write their checkpoints before the stack stops."""
 PAUSE = 0.5
 MEGABYTE = 2**20
 
@@ -106,7 +106,7 @@ class Part:
         try:
             CHECKS[self.name](self)
         except (OSError, ValueError) as error:
-            return f"does not answer: {error}"
+            return f"does not respond: {error}"
         return ""
 
 
@@ -135,7 +135,7 @@ def running_parts() -> dict[str, Part]:
         return {}
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(
-            f"{path} is damaged ({error}): remove it, and end by hand what it was about"
+            f"{path} is damaged ({error}): remove it, and end the processes of the stack by hand"
         ) from error
 
 
@@ -185,7 +185,7 @@ def up(
     """Start the parts that do not run yet; return all of them when they respond."""
     with _lock():
         if password and importlib.util.find_spec("flask_wtf") is None:
-            raise UsageError("MLflow cannot ask for a password yet: pip install 'mlflow[auth]'")
+            raise UsageError("--mlflow-auth needs another package: pip install 'mlflow[auth]'")
         known = running_parts()
         _check_running_parts(
             {name: part for name, part in known.items() if part.alive()}, ports, password
@@ -202,7 +202,7 @@ def up(
                 _stop_parts([known.pop(name)])
         new_parts: dict[str, Part] = {}
         try:
-            # One after the other: Ray gives its own processes 30 s to come up, which is little on a
+            # One after the other: Ray gives its own processes 30 s to start, which is short on a
             # busy machine.
             for name in missing:
                 report(f"starting {name} ...")
@@ -237,7 +237,7 @@ def _check_running_parts(
         port = ports.get(name)
         if port not in (None, part.port):
             raise UsageError(
-                f"{name} runs already at port {part.port}: 'attune down' first to move it to {port}"
+                f"{name} already runs at port {part.port}: 'attune down' first to move it to {port}"
             )
     if password and MLFLOW in known and not known[MLFLOW].password:
         raise UsageError("mlflow runs already, without a password: 'attune down' first")
@@ -260,12 +260,12 @@ def _start_part(
             environment.pop(variable, None)
         stack_processes.create_secret(token_file())
         environment |= ray_variables() | {
-            # A busy machine takes longer than Ray would wait.
+            # Ray's default timeouts are too short for a busy machine.
             "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(SECONDS_TO_START),
             "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": str(SECONDS_TO_START),
-            # When it is stopped here no job is left to wait for.
+            # Jobs have ended before it is stopped, so there is nothing to drain.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            # Ray looks there for the `python` and the `pip` of jobs.
+            # Jobs use the `python` and `pip` that Ray finds here.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
     elif name == MLFLOW:
@@ -296,7 +296,7 @@ def _wait_until_ready(part: Part) -> None:
     while problem := part.problem():
         if not part.alive() or time.monotonic() > end:
             raise ServiceError(
-                f"{part.name} did not come up, it {problem}; the end of {part.log}:\n"
+                f"{part.name} did not start: it {problem}; the end of {part.log}:\n"
                 f"{stack_processes.read_log_tail(part.log)}"
             )
         time.sleep(PAUSE)

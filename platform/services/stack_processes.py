@@ -15,7 +15,7 @@ from attune.platform.core.home import home
 HOST = "127.0.0.1"
 MLFLOW_USER = "admin"
 OBJECT_STORE = 2**29
-"""Bytes; only names, numbers and files pass between our processes."""
+"""Bytes of Ray's object store; only names, numbers and files pass between our processes."""
 LOG_LINES = 15
 
 
@@ -28,8 +28,8 @@ def check_port_free(port: int, option: str) -> None:
         except OSError as error:
             [other] = free_ports(1)
             raise UsageError(
-                f"port {port} cannot be used ({_describe_port_user(port) or error.strerror}): end "
-                f"that, or choose another port with {option}, such as {option} {other}"
+                f"port {port} cannot be used ({_describe_port_user(port) or error.strerror}): stop "
+                f"that process, or choose another port, such as {option} {other}"
             ) from None
 
 
@@ -40,7 +40,7 @@ def _describe_port_user(port: int) -> str:
             is_listening = connection.status == psutil.CONN_LISTEN
             if is_listening and connection.laddr.port == port and connection.pid:
                 command = " ".join(psutil.Process(connection.pid).cmdline())[:80]
-                return f"process {connection.pid} has it: {command}"
+                return f"in use by process {connection.pid}: {command}"
     return ""
 
 
@@ -96,7 +96,7 @@ def mlflow_command(port: int, password: bool) -> list[str]:
 
 def mlflow_environment(folder: Path, password_file: Path | None) -> dict[str, str]:
     """Return MLflow's variables; with a password file, those that make it ask for a password."""
-    # Without its job runner it takes a third of the memory.
+    # Without its job runner MLflow uses a third of the memory.
     variables = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     if password_file is None:
         return variables

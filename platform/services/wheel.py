@@ -1,7 +1,7 @@
 """The project as a wheel to ship to a cluster, built from the running source files.
 
-It names no requirements: the machines of a cluster have them, and Ray would otherwise install
-gigabytes of them anew for every job.
+It declares no requirements: the machines of a cluster have them installed, and Ray would otherwise
+install gigabytes for every job.
 """
 
 import base64
@@ -44,7 +44,7 @@ def build(folder: Path) -> Path:
     wheel = folder / f"attune-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in contents.items():
-            # A fixed date: the same files make the same bytes.
+            # A fixed date, so that the same files give the same bytes.
             file.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content)
     return wheel
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from attune.jobs.picture import ALL_DONE, browser, free_port
+from attune.jobs.screenshot import ALL_DONE, browser, free_port
 from attune.models.decoding import Decoding
 from attune.platform.runs.model import save_model
 from attune.platform.serving.responder import Responder
@@ -325,7 +325,7 @@ def test_a_port_that_is_taken(home):
         port = taken.getsockname()[1]
         output, errors = (process := start(home, "--port", port)).communicate(timeout=60)
     assert process.returncode == 2
-    assert f"port {port} is taken" in errors
+    assert f"port {port} is in use" in errors
     assert "--port" in errors
     assert not output
 

@@ -15,10 +15,11 @@ import pytest
 from mlflow import MlflowClient
 
 from attune.platform.runs.metrics_file import read_metrics
-from attune.platform.runs.record import METRICS_FILE, find_run, runs_folder
+from attune.platform.runs.record import find_run
 from attune.platform.services import stack, stack_processes
 from tests.golden import commands
 from tests.golden.interface import assert_json_keys
+from tests.runs import last_checkpoint, last_step
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -72,16 +73,6 @@ def wait_for(condition, process):
     while not condition():
         assert process.poll() is None, "".join(process.communicate())
         never.wait(0.05)
-
-
-def steps_done(name):
-    path = runs_folder() / name / METRICS_FILE
-    return max((line["step"] for line in read_metrics(path)), default=0)
-
-
-def checkpointed(name):
-    folder = runs_folder() / name / "checkpoints"
-    return max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
 
 
 def kill_worker():
@@ -150,21 +141,21 @@ def test_a_run_through_the_command(uninterrupted):
 def test_whatever_dies_the_result_is_the_same():
     command = ("train", "dummy", *SETTINGS, "--name", "unlucky", "--resume")
     process = attune(*command)
-    wait_for(lambda: checkpointed("unlucky") >= 20, process)
+    wait_for(lambda: last_checkpoint("unlucky") >= 20, process)
     kill_worker()  # Ray starts another
-    before = steps_done("unlucky")
-    wait_for(lambda: steps_done("unlucky") > before, process)
+    before = last_step("unlucky")
+    wait_for(lambda: last_step("unlucky") > before, process)
     process.send_signal(signal.SIGINT)
     finished(process, 130)
     assert find_run("unlucky").status == "stopped"
-    stopped_at = checkpointed("unlucky")
+    stopped_at = last_checkpoint("unlucky")
     assert 20 < stopped_at < STEPS
 
     process = attune(*command)
-    wait_for(lambda: checkpointed("unlucky") > stopped_at, process)
+    wait_for(lambda: last_checkpoint("unlucky") > stopped_at, process)
     process.kill()  # the driver, and with it everything
     process.communicate()
-    assert checkpointed("unlucky") < STEPS
+    assert last_checkpoint("unlucky") < STEPS
 
     submit_plainly("python", "-m", "attune.jobs.train", *command[1:])
     run, whole = find_run("unlucky"), find_run("whole")

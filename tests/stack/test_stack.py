@@ -14,10 +14,10 @@ import pytest
 from mlflow import MlflowClient
 
 from attune.platform.runs.log import LINES, TEXT
-from attune.platform.runs.metrics_file import read_metrics
-from attune.platform.runs.record import METRICS_FILE, find_run, runs_folder
+from attune.platform.runs.record import find_run, runs_folder
 from attune.platform.services import stack, stack_processes
 from tests.golden.interface import assert_json_keys
+from tests.runs import last_checkpoint, last_step
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -83,16 +83,6 @@ def asked(port, path, authorization):
     return status
 
 
-def steps_done(name):
-    path = runs_folder() / name / METRICS_FILE
-    return max((line["step"] for line in read_metrics(path)), default=0)
-
-
-def checkpointed(name):
-    folder = runs_folder() / name / "checkpoints"
-    return max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
-
-
 def exported():
     """What Prometheus would read."""
     return stack.ask(part(stack.RAY), "/metrics", port=part(stack.RAY).ports["metrics"])
@@ -106,7 +96,7 @@ def test_all_parts_answer_and_starting_again_changes_nothing(up):
     assert status["ok"]
     assert [each["health"] for each in status["parts"]] == ["ok"] * 3
     assert sum(each["memory_mb"] for each in status["parts"]) < 4096
-    assert "runs already at port" in attune("up", "--mlflow-port", "1", code=2)
+    assert "already runs at port" in attune("up", "--mlflow-port", "1", code=2)
 
 
 def test_who_has_not_the_secret_is_refused():
@@ -119,7 +109,7 @@ def test_who_has_not_the_secret_is_refused():
     for name, status in names.items():
         basic = f"Basic {b64encode(name.encode()).decode()}" if name else ""
         assert asked(mlflow.port, search, basic) == status
-    assert "refuses the token" in attune("jobs", "list", code=2, RAY_AUTH_TOKEN="wrong" * 8)
+    assert "rejected the token" in attune("jobs", "list", code=2, RAY_AUTH_TOKEN="wrong" * 8)
 
 
 def test_doctor_checks_every_machine():
@@ -138,7 +128,7 @@ def test_jobs_wait_stop_fail_and_go_on(tmp_path):
     first = attune("submit", "--json", "--", *TRAIN, *LONG, "--max-steps", "1000000")
     assert first["run"] == "long"
     job = first["job_id"]
-    wait_for(lambda: checkpointed("long") >= 20, job)
+    wait_for(lambda: last_checkpoint("long") >= 20, job)
 
     failing = ("train", "dummy", "--preset", "tiny", "--set", f"word_vectors={vectors}")
     second = attune("submit", "--json", "--", *failing)
@@ -157,8 +147,8 @@ def test_jobs_wait_stop_fail_and_go_on(tmp_path):
     assert (stopped["id"], stopped["state"]) == (job, "STOPPED")
     run = find_run("long")
     assert (run.status, run.job, run.dashboard) == ("stopped", job, first["dashboard"])
-    done = steps_done("long")
-    assert checkpointed("long") == done
+    done = last_step("long")
+    assert last_checkpoint("long") == done
 
     assert attune("jobs", "wait", second["job_id"], "--json", code=1)["state"] == "FAILED"
     failed = find_run("dummy-bundled-1")
@@ -170,7 +160,7 @@ def test_jobs_wait_stop_fail_and_go_on(tmp_path):
     third = attune(*goes_on)
     assert third["state"] == "SUCCEEDED"
     assert find_run("long").status == "finished"
-    assert steps_done("long") == done + 3
+    assert last_step("long") == done + 3
     assert says("long", f"resuming from step {done:,}")
 
     client = MlflowClient(tracking_uri=run.tracking)

@@ -55,7 +55,7 @@ def attune(*arguments, capsys, monkeypatch):
         (("submit", "--home", "there", "--", "runs"), "beginning with '/'"),
         (("submit", "--", "train", "mime", "--max-minutes", "0"), "--max-minutes 0: expected"),
         (("submit", "--upload", "nowhere", "--", "runs"), "does not exist"),
-        (("submit", "--upload", ".", "--", "runs"), "the command does not name it"),
+        (("submit", "--upload", ".", "--", "runs"), "expected a path that occurs in COMMAND"),
         (("submit", "--gpus-per-worker", "-1", "--", "runs"), "gpus-per-worker"),
         (("jobs", "logs"), "JOB"),
         (("jobs", "list", "--address", "http://127.0.0.1:9"), "'attune up'"),
@@ -118,7 +118,7 @@ def test_data_is_shipped_by_what_it_holds_and_kept(tmp_path, home, monkeypatch):
     assert jobs.pack([folder], tmp_path / "changed", "x")[1] != {
         str(folder): places[str(folder)].replace(str(home / jobs.UPLOADS), "x")
     }
-    monkeypatch.setattr(jobs, "MOST_UPLOADED", 3)
+    monkeypatch.setattr(jobs, "MAX_UPLOAD", 3)
     with pytest.raises(UsageError, match="on a disk that the cluster sees"):
         jobs.pack([folder], tmp_path / "large", "x")
 

@@ -89,7 +89,7 @@ def test_what_does_not_come_up_takes_the_rest_down_and_shows_its_log(ports, monk
         return started[-1]
 
     monkeypatch.setattr(stack, "_start_part", record_part)
-    with pytest.raises(ServiceError, match=r"mlflow did not come up[^$]*no room in here"):
+    with pytest.raises(ServiceError, match=r"mlflow did not start[^$]*no room in here"):
         stack.up(ports)
     assert [part.name for part in started] == [stack.RAY, stack.MLFLOW]
     assert not any(part.processes() for part in started)
@@ -110,7 +110,7 @@ def test_a_port_in_use_is_named_with_its_holder_and_the_option(ports):
 
 def test_what_runs_cannot_be_asked_to_be_another(ports):
     stack.up(ports)
-    with pytest.raises(UsageError, match="ray runs already at port"):
+    with pytest.raises(UsageError, match="ray already runs at port"):
         stack.up({stack.RAY: 1})
     with pytest.raises(UsageError, match="without a password"):
         stack.up({}, password=True)

@@ -1,6 +1,6 @@
-"""`make picture`: a screenshot of the page with answers of real runs, for the documentation.
+"""`make screenshot`: a screenshot of the page with answers of real runs, for the documentation.
 
-The tests of the page use its browser.
+The tests of the page use its browser too.
 """
 
 import shutil
@@ -35,7 +35,7 @@ ALL_DONE = """() => {
 }"""
 
 
-def picture(
+def screenshot(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="RUN", show_default="the newest of each variant"),
@@ -43,9 +43,13 @@ def picture(
     out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path(
         "docs/images/page.png"
     ),
-    example: Annotated[int, typer.Option(min=1, max=5, help="Which example to pick.")] = 1,
-    draws: Annotated[int, typer.Option(min=0, help="How often to draw other examples.")] = 0,
-    dark: Annotated[bool, typer.Option("--dark", help="As a dark desktop shows it.")] = False,
+    example: Annotated[
+        int, typer.Option(min=1, max=5, help="The example to pick, counted from the top.")
+    ] = 1,
+    draws: Annotated[
+        int, typer.Option(min=0, help="How many times to press Draw others before.")
+    ] = 0,
+    dark: Annotated[bool, typer.Option("--dark", help="Use the dark colours.")] = False,
 ) -> None:
     """Take a screenshot of the page after runs have answered an example conversation."""
     catalog = build_catalog(names)
@@ -92,7 +96,7 @@ def browser() -> "Iterator[Browser]":
         bundled = playwright.chromium.executable_path
         if path is None and not Path(bundled).is_file():
             raise UsageError(
-                "there is no browser: 'make browser' installs one; or install chromium, or run "
+                "no browser was found: run 'make browser', or install chromium, or run "
                 "'playwright install chromium'"
             )
         chromium = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
@@ -112,6 +116,6 @@ def free_port() -> int:
 
 if __name__ == "__main__":
     try:
-        typer.run(picture)
+        typer.run(screenshot)
     except UsageError as error:
-        sys.exit(f"picture: {error}")
+        sys.exit(f"screenshot: {error}")
