@@ -95,7 +95,7 @@ def submit(
     for path in upload or ():
         if str(path) not in {str(Path(part)) for part in command}:
             raise UsageError(f"--upload {path}: expected a path that occurs in COMMAND")
-    words = _parse_command(_root_group(context), command)
+    words = parse_command(_root_group(context), command)
     _check_settings(words)
     if home is not None and not home.startswith("/"):
         raise UsageError(f"--home {home}: expected an absolute path, such as /shared/attune")
@@ -161,14 +161,14 @@ def _root_group(context: typer.Context) -> Any:
     return context.find_root().command
 
 
-def _parse_command(group: Any, command: list[str]) -> dict[str, Any]:
+def parse_command(group: Any, command: list[str]) -> dict[str, Any]:
     """Return the options of a command by name; a wrong option fails here and not in the job."""
     name, *words = command
     each = group.commands[name]
     context = each.make_context(name, words)
     if hasattr(each, "commands"):
         left = [*context._protected_args, *context.args]
-        return {**_parse_command(each, left), "group": name} if left else {}
+        return {**parse_command(each, left), "group": name} if left else {}
     return {"command": name, **context.params}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from attune.jobs import cli, unpack
 from attune.jobs.jobs import _resume_command
-from attune.jobs.submit import _add_name, _option, _parse_command
+from attune.jobs.submit import _add_name, _find_option, parse_command
 from attune.platform.core.commit import VARIABLE, commit
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import JOB, TRIAL, job_environment
@@ -74,7 +74,7 @@ def parsed():
     import typer
 
     group = typer.main.get_command(cli.app)
-    return lambda command: _parse_command(group, command)
+    return lambda command: parse_command(group, command)
 
 
 def test_a_run_or_sweep_has_its_name_before_it_begins(home, parsed):
@@ -95,7 +95,7 @@ def test_a_run_or_sweep_has_its_name_before_it_begins(home, parsed):
         assert _add_name(other, parsed(other)) == other
     assert not list(all_runs())  # names that are kept free are no runs
     assert home.is_dir()
-    assert _option(["train", "--name=mine"], "--name") == "mine"
+    assert _find_option(["train", "--name=mine"], "--name") == "mine"
 
 
 def test_data_is_shipped_by_what_it_holds_and_kept(tmp_path, home, monkeypatch):
