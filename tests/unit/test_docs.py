@@ -203,7 +203,7 @@ def test_commands_in_documents_are_valid(document, command_line):
             raise AssertionError(f"{document}: attune {command}: {error}") from error
 
 
-def test_commands_of_all_forms_are_found():
+def test_commands_of_all_forms_are_detected():
     text = (
         "Use `attune runs\n--all` or `attune status · attune down`.\n"
         "```\n.venv/bin/attune train mime \\\n    --workers 2   # a comment\n"
