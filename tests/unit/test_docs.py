@@ -163,7 +163,7 @@ def check_command(group, command, is_complete):
         options = submit.parse_command(group, shlex.split(command))
     except TyperException as error:
         message = error.format_message()  # empty where the command shows its help
-        if is_complete or not (message == "" or message.startswith("Missing")):
+        if is_complete or (message and not re.search("^Missing|requires an argument", message)):
             raise
         check_synopsis(group, command)
         return

@@ -52,7 +52,7 @@ def attune(*arguments, capsys, monkeypatch):
         (("submit", "--", "train", "mime", "--stpes", "1"), "--stpes"),
         (("submit", "train", "mime", "--preset", "tiny", "--stpes", "1"), "--stpes"),
         (("submit", "--", "data", "prepare", "--sorce", "x"), "--sorce"),
-        (("submit", "--home", "there", "--", "runs"), "beginning with '/'"),
+        (("submit", "--home", "there", "--", "runs"), "expected an absolute path"),
         (("submit", "--", "train", "mime", "--max-minutes", "0"), "--max-minutes 0: expected"),
         (("submit", "--upload", "nowhere", "--", "runs"), "does not exist"),
         (("submit", "--upload", ".", "--", "runs"), "expected a path that occurs in COMMAND"),
