@@ -38,7 +38,7 @@ from attune.models.base import (
     Stage,
     Update,
 )
-from attune.models.layers import Encoder
+from attune.models.layers import Encoder, LayerShape
 
 NUM_PLACES = 16
 """Utterances that lie further back than this are told apart by what they say alone."""
@@ -115,9 +115,14 @@ class CauseAnnotator(Annotator):
         self.project = nn.Linear(states, width)
         self.roles = nn.Embedding(3, width)
         self.places = nn.Embedding(NUM_PLACES, width)
-        self.reader = Encoder(
-            width, config.num_layers, config.num_heads, width, config.filter_width, config.dropout
+        shape = LayerShape(
+            width=width,
+            num_heads=config.num_heads,
+            key_depth=width,
+            filter_width=config.filter_width,
+            dropout=config.dropout,
         )
+        self.reader = Encoder(shape, config.num_layers)
         self.output = nn.Linear(width, 1)
 
     def stages(self) -> list[Stage]:

@@ -62,7 +62,7 @@ from attune.models.base import (
 )
 from attune.models.decoding import sample_categorical
 from attune.models.latents import kl_weight
-from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward
+from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward, LayerShape
 from attune.models.multitask import SMALL
 from attune.models.output_layer import OutputLayer
 from attune.models.transformer import (
@@ -137,18 +137,14 @@ class DualEmpConfig(TransformerConfig):
 class ConsensusDecoderLayer(DecoderLayer):
     """A decoder layer that attends to the source and to the consensus (eq. 6-8)."""
 
-    def __init__(
-        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
-        activation: type[nn.Module] = nn.ReLU,
-    ):  # fmt: skip
-        super().__init__(width, num_heads, key_depth, filter_width, dropout, activation)
+    def __init__(self, shape: LayerShape):
+        super().__init__(shape)
+        width, depth = shape.width, shape.key_depth
         self.consensus = nn.Sequential(  # value and output projections of eq. 7
-            nn.Linear(width, key_depth, bias=False), nn.Linear(key_depth, width, bias=False)
+            nn.Linear(width, depth, bias=False), nn.Linear(depth, width, bias=False)
         )
         self.feed_forward_norm = nn.LayerNorm(2 * width)
-        self.feed_forward = FeedForward(
-            width, filter_width, dropout, input_width=2 * width, activation=activation
-        )
+        self.feed_forward = FeedForward(shape, input_width=2 * width)
 
     def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return keys and values of the source, and C_Z from the consensus (B, D)."""
@@ -276,10 +272,6 @@ class DualEmp(Transformer):
 
     def __init__(self, config: DualEmpConfig, data_info: DataInfo):
         super().__init__(config, data_info)
-        del self.encoder, self.decoder, self.output  # each direction has its own
-        self.forward_model = self._build_direction()
-        if config.dual:
-            self.backward_model = self._build_direction()
         self.states = nn.Embedding(config.num_states, config.width)  # E_z
         self.emotions = nn.Linear(config.width, len(data_info.emotions), bias=False)  # W_e
         self._init_states_by_emotion()
@@ -298,13 +290,17 @@ class DualEmp(Transformer):
         ]
         self.emotions.weight *= INITIAL_EMOTION_LOGIT
 
-    def _build_direction(self) -> Direction:
-        config: DualEmpConfig = self.config
-        shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
-        rest = (config.filter_width, config.dropout)
+    def _build_layers(self, config: TransformerConfig) -> None:
+        """Build both directions, each with its own encoder, decoder and output layer."""
+        assert isinstance(config, DualEmpConfig)
+        self.forward_model = self._build_direction(config)
+        if config.dual:
+            self.backward_model = self._build_direction(config)
+
+    def _build_direction(self, config: DualEmpConfig) -> Direction:
         return Direction(
-            Encoder(*shape, *rest),
-            Decoder(*shape, *rest, layer=ConsensusDecoderLayer),
+            Encoder(config.layer_shape, config.num_layers),
+            Decoder(config.layer_shape, [ConsensusDecoderLayer] * config.num_layers),
             OutputLayer(self.embedding, config.width, tied=config.tied),
             config.num_states,
         )

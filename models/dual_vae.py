@@ -74,11 +74,10 @@ class DualVae(MultiTransformer):
     def __init__(self, config: DualVaeConfig, data_info: DataInfo):
         super().__init__(config, data_info)
         width = config.width
-        shape = (width, config.num_layers, config.num_heads, config.key_depth)
         self.prior = Gaussian(width, width)  # p(z | c)
         self.posterior = Gaussian(2 * width, width)  # q(z | c, y)
-        self.response_encoder = Encoder(*shape, config.filter_width, config.dropout)
-        self.response_decoder = Decoder(*shape, config.filter_width, config.dropout)
+        self.response_encoder = Encoder(config.layer_shape, config.num_layers)
+        self.response_decoder = Decoder(config.layer_shape, self._decoder_layer_types(config))
 
     def loss_weights(self) -> dict[str, float]:
         """Return the weights of response, emotion, divergence and auto-encoding."""

@@ -57,7 +57,7 @@ from attune.models.base import (
     Update,
     Weight,
 )
-from attune.models.layers import Attention, DecoderLayer, Encoder
+from attune.models.layers import Attention, DecoderLayer, Encoder, LayerShape
 from attune.models.multitask import SMALL, emotion_loss, run_frozen
 from attune.models.transformer import (
     EmbeddedBatch,
@@ -135,7 +135,10 @@ class Reasoner(nn.Module):
         super().__init__()
         width = config.width
         self.embedding = build_word_embedding(config, data_info)
-        self.encoder = Encoder(width, 1, 1, width, width, config.dropout)
+        shape = LayerShape(
+            width=width, num_heads=1, key_depth=width, filter_width=width, dropout=config.dropout
+        )
+        self.encoder = Encoder(shape, num_layers=1)
         self.dropout = nn.Dropout(config.dropout)
         self.emotion_head = nn.Linear(width, len(data_info.emotions))  # W_e, b_e
         self.cause_head = None if config.gated_by == "nothing" else nn.Linear(width, 2)  # W_c, b_c
@@ -155,13 +158,10 @@ class Reasoner(nn.Module):
 class GatedDecoderLayer(DecoderLayer):
     """A decoder layer with a second, gated attention to the source above its cross-attention."""
 
-    def __init__(
-        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
-        activation: type[nn.Module] = nn.ReLU,
-    ):  # fmt: skip
-        super().__init__(width, num_heads, key_depth, filter_width, dropout, activation)
-        self.gated_attention = GatedAttention(width, num_heads, key_depth, dropout)
-        self.gated_norm = nn.LayerNorm(width)
+    def __init__(self, shape: LayerShape):
+        super().__init__(shape)
+        self.gated_attention = GatedAttention(shape)
+        self.gated_norm = nn.LayerNorm(shape.width)
 
     def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the source's keys and values for both attentions, and the gates (B, S)."""
@@ -282,11 +282,6 @@ class EmotionCause(Transformer):
         if config.emotion:
             self.emotion_embedding = nn.Embedding(len(data_info.emotions), config.width)
             nn.init.normal_(self.emotion_embedding.weight, std=config.width**-0.5)
-        for index in self._gated_layer_indices():
-            self.decoder.layers[index] = GatedDecoderLayer(
-                config.width, config.num_heads, config.key_depth, config.filter_width,
-                config.dropout,
-            )  # fmt: skip
         if config.gated_by == "lexicon":
             assert data_info.intensity is not None, "`requirements_for` asks for it"
             self.register_buffer("intensity", data_info.intensity, persistent=False)
@@ -484,14 +479,17 @@ class EmotionCause(Transformer):
             labels = batch[CAUSES]
         return labels.masked_fill(context == self.data_info.specials["<pad>"], UNKNOWN)
 
-    def _gated_layer_indices(self) -> range:
-        """Return the indices of the decoder layers with gated attention."""
-        if self.config.gated_by == "nothing":
-            return range(0)
-        count = self.config.num_layers
-        return {"all": range(count), "first": range(1), "last": range(count - 1, count)}[
-            self.config.gated_layers
-        ]
+    def _decoder_layer_types(self, config: TransformerConfig) -> list[type[DecoderLayer]]:
+        """Return the type of each decoder layer: with gated attention where gates are used."""
+        assert isinstance(config, EmotionCauseConfig)
+        layer_types = super()._decoder_layer_types(config)
+        if config.gated_by == "nothing":
+            return layer_types
+        count = config.num_layers
+        gated = {"all": range(count), "first": range(1), "last": range(count - 1, count)}
+        for index in gated[config.gated_layers]:
+            layer_types[index] = GatedDecoderLayer
+        return layer_types
 
 
 def sample_gates(logits: Tensor, temperature: float) -> Tensor:

@@ -155,10 +155,7 @@ class Empdg(Transformer):
         self.classifier = nn.Linear(contexts * width, len(data_info.emotions), bias=False)  # W_e
         self.signal = nn.Linear(len(data_info.emotions), width)
         if config.multiresolution:
-            self.emotional_encoder = Encoder(
-                width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
-                config.dropout,
-            )  # fmt: skip
+            self.emotional_encoder = Encoder(config.layer_shape, config.num_layers)
             assert data_info.emotion_words is not None, "`requirements` asks for emotion words"
             self.register_buffer("is_emotion_word", data_info.emotion_words, persistent=False)
         if config.discriminators:

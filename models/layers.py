@@ -4,7 +4,8 @@ Shapes: B batch, T target or query length, S source length, D width, H heads, V 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -106,6 +107,23 @@ class Packing:
         return F.embedding(self.nearest, packed)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """The sizes of an encoder or decoder layer."""
+
+    width: int
+    """Width of hidden states."""
+    num_heads: int
+    """Attention heads."""
+    key_depth: int
+    """Width of queries, keys and values, all heads together."""
+    filter_width: int
+    """Width inside the feed-forward."""
+    dropout: float = 0.0
+    activation: type[nn.Module] = nn.ReLU
+    """Activation inside the feed-forward."""
+
+
 def split_heads(projected: Tensor, num_heads: int, parts: int = 1) -> tuple[Tensor, ...]:
     """Split projections that stand side by side, (B, T, parts * D), into heads: (B, H, T, D/H)
     each."""
@@ -139,13 +157,13 @@ def extend_past(
 class Attention(nn.Module):
     """Multi-head attention whose keys may be narrower than the model."""
 
-    def __init__(self, width: int, num_heads: int, key_depth: int, dropout: float = 0.0):
+    def __init__(self, shape: LayerShape):
         super().__init__()
-        self.num_heads, self.dropout = num_heads, dropout
-        self.queries = nn.Linear(width, key_depth, bias=False)
-        self.keys = nn.Linear(width, key_depth, bias=False)
-        self.values = nn.Linear(width, key_depth, bias=False)
-        self.out = nn.Linear(key_depth, width, bias=False)
+        self.num_heads, self.dropout = shape.num_heads, shape.dropout
+        self.queries = nn.Linear(shape.width, shape.key_depth, bias=False)
+        self.keys = nn.Linear(shape.width, shape.key_depth, bias=False)
+        self.values = nn.Linear(shape.width, shape.key_depth, bias=False)
+        self.out = nn.Linear(shape.key_depth, shape.width, bias=False)
 
     def project_queries(self, hidden: Tensor) -> Tensor:
         """Return the queries, (B, H, T, D/H), of (B, T, D)."""
@@ -202,31 +220,25 @@ class Attention(nn.Module):
 class FeedForward(nn.Sequential):
     """Two linear layers with an activation between; the input may be wider than the output."""
 
-    def __init__(
-        self, width: int, filter_width: int, dropout: float = 0.0, *,
-        input_width: int | None = None, activation: type[nn.Module] = nn.ReLU,
-    ):  # fmt: skip
+    def __init__(self, shape: LayerShape, *, input_width: int | None = None):
         super().__init__(
-            nn.Linear(input_width or width, filter_width),
-            activation(),
-            nn.Dropout(dropout),
-            nn.Linear(filter_width, width),
+            nn.Linear(input_width or shape.width, shape.filter_width),
+            shape.activation(),
+            nn.Dropout(shape.dropout),
+            nn.Linear(shape.filter_width, shape.width),
         )
 
 
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward with residual connections and pre-normalisation."""
 
-    def __init__(
-        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
-        activation: type[nn.Module] = nn.ReLU,
-    ):  # fmt: skip
+    def __init__(self, shape: LayerShape):
         super().__init__()
-        self.attention = Attention(width, num_heads, key_depth, dropout)
-        self.feed_forward = FeedForward(width, filter_width, dropout, activation=activation)
-        self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.attention = Attention(shape)
+        self.feed_forward = FeedForward(shape)
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.feed_forward_norm = nn.LayerNorm(shape.width)
+        self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor, packing: Packing | None = None) -> Tensor:
         """(B, S, D) -> (B, S, D), or packed (N, D) -> (N, D)."""
@@ -239,15 +251,10 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """A stack of encoder layers over embedded tokens."""
 
-    def __init__(self, width: int, num_layers: int, num_heads: int, key_depth: int,
-                 filter_width: int, dropout: float,
-                 activation: type[nn.Module] = nn.ReLU):  # fmt: skip
+    def __init__(self, shape: LayerShape, num_layers: int):
         super().__init__()
-        self.layers = nn.ModuleList(
-            EncoderLayer(width, num_heads, key_depth, filter_width, dropout, activation)
-            for _ in range(num_layers)
-        )
-        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(EncoderLayer(shape) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(shape.width)
 
     def forward(self, embedded: Tensor, mask: Tensor, packing: Packing | None = None) -> Tensor:
         """(B, S, D), mask (B, 1, 1, S) -> (B, S, D), or packed (N, D) -> (N, D)."""
@@ -260,18 +267,15 @@ class Encoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the source, feed-forward."""
 
-    def __init__(
-        self, width: int, num_heads: int, key_depth: int, filter_width: int, dropout: float,
-        activation: type[nn.Module] = nn.ReLU,
-    ):  # fmt: skip
+    def __init__(self, shape: LayerShape):
         super().__init__()
-        self.self_attention = Attention(width, num_heads, key_depth, dropout)
-        self.cross_attention = Attention(width, num_heads, key_depth, dropout)
-        self.feed_forward = FeedForward(width, filter_width, dropout, activation=activation)
-        self.self_norm = nn.LayerNorm(width)
-        self.cross_norm = nn.LayerNorm(width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.self_attention = Attention(shape)
+        self.cross_attention = Attention(shape)
+        self.feed_forward = FeedForward(shape)
+        self.self_norm = nn.LayerNorm(shape.width)
+        self.cross_norm = nn.LayerNorm(shape.width)
+        self.feed_forward_norm = nn.LayerNorm(shape.width)
+        self.dropout = nn.Dropout(shape.dropout)
 
     def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return keys and values of the source; a subclass that uses a condition (gates, an
@@ -316,18 +320,13 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stack of decoder layers that decodes all positions at once or step by step."""
+    """A stack of decoder layers, of one or several types, that decodes all positions at once or
+    step by step."""
 
-    def __init__(self, width: int, num_layers: int, num_heads: int, key_depth: int,
-                 filter_width: int, dropout: float,
-                 layer: type[DecoderLayer] = DecoderLayer,
-                 activation: type[nn.Module] = nn.ReLU):  # fmt: skip
+    def __init__(self, shape: LayerShape, layer_types: Sequence[type[DecoderLayer]]):
         super().__init__()
-        self.layers = nn.ModuleList(
-            layer(width, num_heads, key_depth, filter_width, dropout, activation)
-            for _ in range(num_layers)
-        )
-        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(layer_type(shape) for layer_type in layer_types)
+        self.norm = nn.LayerNorm(shape.width)
 
     def init_state(
         self, source: Tensor, mask: Tensor, condition: Tensor | None = None

@@ -44,7 +44,7 @@ from attune.models.base import (
     Weight,
 )
 from attune.models.labels import LABELS
-from attune.models.layers import Decoder, Encoder, Positions, WordEmbedding
+from attune.models.layers import Encoder, LayerShape, Positions, WordEmbedding
 from attune.models.transformer import (
     EmbeddedBatch,
     Transformer,
@@ -95,6 +95,11 @@ class Meed2Config(TransformerConfig):
         if self.joint and not self.labels:
             raise ValueError("joint=true needs labels=true")
 
+    @property
+    def layer_shape(self) -> LayerShape:
+        """The sizes of encoder and decoder layers, with GELU inside the feed-forward."""
+        return replace(super().layer_shape, activation=nn.GELU)
+
 
 class LabelHead(nn.Module):
     """Attention pooling over a context's hidden states and a classifier of the response's label."""
@@ -125,7 +130,7 @@ class LabelPredictor(nn.Module):
         )
         self.label_embedding = build_label_embedding(config.width)
         self.positions = Positions(config.width)
-        self.encoder = Encoder(*_encoder_shape(config), nn.GELU)
+        self.encoder = Encoder(config.layer_shape, config.num_layers)
         self.head = LabelHead(config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.padding = data_info.specials["<pad>"]
@@ -196,8 +201,6 @@ class Meed2(Transformer):
 
     def __init__(self, config: Meed2Config, data_info: DataInfo):
         super().__init__(config, data_info)
-        self.encoder = Encoder(*_encoder_shape(config), nn.GELU)
-        self.decoder = Decoder(*_encoder_shape(config), activation=nn.GELU)
         if not config.labels:
             return
         self.label_embedding = build_label_embedding(config.width)
@@ -375,11 +378,3 @@ def _label_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean cross-entropy over the global batch; responses without a label count 0."""
     total = F.cross_entropy(logits, batch["response_label"], ignore_index=-1, reduction="sum")
     return total / batch.samples
-
-
-def _encoder_shape(config: Meed2Config) -> tuple[int, int, int, int, int, float]:
-    """Return the first arguments of `Encoder` and `Decoder`."""
-    return (
-        config.width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
-        config.dropout,
-    )  # fmt: skip

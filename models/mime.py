@@ -210,10 +210,7 @@ class Mime(Transformer):
             self.posterior = Gaussian(2 * width, width, output_layer=per_group)
         self.emotion_head = nn.Linear(width, num_emotions)  # shared: an emotion is in one group
         self.condition_on_emotion = nn.Linear(2 * width, width)
-        self.refine = Encoder(
-            width, config.num_layers, config.num_heads, config.key_depth, config.filter_width,
-            config.dropout,
-        )  # fmt: skip
+        self.refine = Encoder(config.layer_shape, config.num_layers)
         fused_width = len(self.groups) * width
         num_gates = {"each": fused_width, "pair": len(self.groups)}
         if config.gate in num_gates:

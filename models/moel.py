@@ -197,9 +197,8 @@ class Moel(MultiTransformer):
 
     def __init__(self, config: MoelConfig, data_info: DataInfo):
         super().__init__(config, data_info)
-        shape = (config.width, config.num_heads, config.key_depth, config.filter_width)
         self.classifier = nn.Linear(config.width, len(data_info.emotions), bias=False)  # k_i
-        self.shared_listener = DecoderLayer(*shape, config.dropout)
+        self.shared_listener = DecoderLayer(config.layer_shape)
         self.listeners = Listeners(len(data_info.emotions), config)
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:

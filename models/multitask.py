@@ -115,10 +115,9 @@ class EmotionClassifier(nn.Module):
 
     def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__()
-        shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
         self.embedding = build_word_embedding(config, data_info)
         self.positions = Positions(config.width)
-        self.encoder = Encoder(*shape, config.filter_width, config.dropout)
+        self.encoder = Encoder(config.layer_shape, config.num_layers)
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(config.width, len(data_info.emotions))
         self.padding = data_info.specials["<pad>"]

@@ -35,7 +35,14 @@ from attune.models.base import (
     State,
     Update,
 )
-from attune.models.layers import Decoder, Encoder, Positions, WordEmbedding
+from attune.models.layers import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    LayerShape,
+    Positions,
+    WordEmbedding,
+)
 from attune.models.output_layer import OutputLayer
 
 
@@ -72,6 +79,17 @@ class TransformerConfig:
                 f"key_depth: expected a multiple of num_heads={self.num_heads}, "
                 f"got {self.key_depth}"
             )
+
+    @property
+    def layer_shape(self) -> LayerShape:
+        """The sizes of encoder and decoder layers."""
+        return LayerShape(
+            width=self.width,
+            num_heads=self.num_heads,
+            key_depth=self.key_depth,
+            filter_width=self.filter_width,
+            dropout=self.dropout,
+        )
 
 
 def build_word_embedding(config: TransformerConfig, data_info: DataInfo) -> WordEmbedding:
@@ -168,13 +186,20 @@ class Transformer(DialogueVariant):
 
     def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__(config, data_info)
-        shape = (config.width, config.num_layers, config.num_heads, config.key_depth)
         self.embedding = build_word_embedding(config, data_info)
         self.positions = Positions(config.width)
-        self.encoder = Encoder(*shape, config.filter_width, config.dropout)
-        self.decoder = Decoder(*shape, config.filter_width, config.dropout)
-        self.output = OutputLayer(self.embedding, config.width, tied=config.tied)
         self.dropout = nn.Dropout(config.dropout)
+        self._build_layers(config)
+
+    def _build_layers(self, config: TransformerConfig) -> None:
+        """Build encoder, decoder and output layer."""
+        self.encoder = Encoder(config.layer_shape, config.num_layers)
+        self.decoder = Decoder(config.layer_shape, self._decoder_layer_types(config))
+        self.output = OutputLayer(self.embedding, config.width, tied=config.tied)
+
+    def _decoder_layer_types(self, config: TransformerConfig) -> list[type[DecoderLayer]]:
+        """Return the type of each decoder layer, lowest first."""
+        return [DecoderLayer] * config.num_layers
 
     def stages(self) -> list[Stage]:
         """One stage, one player, judged as the papers' code does.

@@ -5,10 +5,12 @@ import torch
 
 from attune.models.base import PAIRED, Progress
 from attune.models.emotion_cause import GatedAttention, GatedDecoderLayer, sample_gates
+from attune.models.layers import LayerShape
 from attune.platform.core.errors import UsageError
 from attune.platform.training import settings
 from tests.contract import check_steps_equal_all_at_once
 
+SHAPE = LayerShape(width=12, num_heads=2, key_depth=8, filter_width=16)
 SOFT, HARD = "emotion-cause-soft", "emotion-cause-hard"
 
 
@@ -26,7 +28,7 @@ def bias_reasoner(variant, towards):
 
 def test_gated_attention_is_equation_5():
     torch.manual_seed(0)
-    attention = GatedAttention(12, 2, 8).double().eval()
+    attention = GatedAttention(SHAPE).double().eval()
     query, source = torch.randn(1, 3, 12).double(), torch.randn(1, 5, 12).double()
     gates = torch.tensor([[1.0, 0.0, 0.3, 1.0, 0.7]]).double()
     mask = torch.tensor([True, True, True, True, False])[None, None, None, :]
@@ -45,7 +47,7 @@ def test_gated_attention_is_equation_5():
 
 
 def test_a_weight_rounded_to_0_gives_finite_results():
-    attention = GatedAttention(4, 1, 4)
+    attention = GatedAttention(LayerShape(width=4, num_heads=1, key_depth=4, filter_width=4))
     for layer in (attention.queries, attention.keys):
         layer.weight.data.copy_(torch.eye(4))
     query, gates = torch.full((1, 1, 4), 30.0), torch.tensor([[1.0, 0.0]], requires_grad=True)
@@ -61,7 +63,7 @@ def test_a_weight_rounded_to_0_gives_finite_results():
 def test_gated_attention_follows_the_cross_attention():
     """Its queries are the output of the cross-attention."""
     torch.manual_seed(0)
-    layer = GatedDecoderLayer(12, 2, 8, 16, 0.0).eval()
+    layer = GatedDecoderLayer(SHAPE).eval()
     hidden, source = torch.randn(2, 3, 12), torch.randn(2, 5, 12)
     mask, gates = torch.ones(2, 1, 1, 5, dtype=torch.bool), torch.rand(2, 5)
     projected = layer.project_kv(source, gates)

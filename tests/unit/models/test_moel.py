@@ -20,7 +20,7 @@ def variant(build):
 
 def build_decoder_layer(listeners, number, config):
     """Copy one listener's weights into a decoder layer."""
-    layer = DecoderLayer(config.width, config.num_heads, config.key_depth, 52, config.dropout)
+    layer = DecoderLayer(config.layer_shape)
     weights = {}
     depth = config.key_depth
     for name, stacked, parts in (
