@@ -37,7 +37,7 @@ def demo(
         ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(metavar="tiny|small|paper", help="How large the models are.")
+        str, typer.Option(metavar="tiny|small|compact|paper", help="How large the models are.")
     ] = PRESET,
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each at most, to see it all sooner.")

@@ -26,7 +26,7 @@ def train(
         ),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(metavar="tiny|small|paper", show_default="small")
+        str | None, typer.Option(metavar="tiny|small|compact|paper", show_default="small")
     ] = None,
     settings: Annotated[
         list[str] | None,

@@ -110,7 +110,7 @@ def run(
                                  show_default="bundled")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(metavar="tiny|small|paper", show_default="small")
+        str | None, typer.Option(metavar="tiny|small|compact|paper", show_default="small")
     ] = None,
     init: Annotated[
         str | None, typer.Option(metavar="RUN", help="All trials begin with this run's weights.")

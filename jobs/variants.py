@@ -16,6 +16,7 @@ from attune.models import VARIANTS
 PRESETS = {
     "tiny": "for tests: trains in seconds, answers are of no use",
     "small": "the default: trains on the bundled corpus in minutes on a laptop",
+    "compact": "converges on EmpatheticDialogues in 20 to 60 minutes on two cores",
     "paper": "the sizes and training settings that the paper states; meant for a GPU",
 }
 """What each preset is for."""

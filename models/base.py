@@ -19,7 +19,8 @@ TextKind = Literal["context", "response"]
 """What a classifier of texts may read."""
 
 Losses = dict[str, Tensor]
-"""Unweighted loss terms, each a mean over the global batch; an `Update` weighs them."""
+"""Unweighted loss terms: sums over tokens or samples, divided by the batch's divisors; an `Update`
+weighs them."""
 
 State = dict[str, Any]
 """What decoding carries from token to token: nested dicts and lists of tensors, batch first."""
@@ -31,11 +32,12 @@ class Batch:
 
     tensors: Mapping[str, Tensor]
     samples: float
-    """What to divide this rank's sums over samples by; the mean over the ranks of what results is
-    the mean over the samples of the global batch."""
+    """The divisor of this rank's sums over samples; the mean of the results over the ranks is that
+    of the global batch. In training a constant, the mean over the batches of the run; otherwise the
+    number of samples."""
     tokens: float
-    """The same for sums over response tokens, `<eos>` counted; where there are no responses, over
-    context tokens, `<cls>` counted."""
+    """The same for sums over tokens: in training `samples` times the mean length of a response of
+    train, otherwise the number of response tokens, `<eos>` included."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -157,7 +159,9 @@ class Stage:
     share: float = 1.0
     """Of the whole run's steps, in proportion to the other stages' shares."""
     rate: float = 1.0
-    """What the run's learning rate is multiplied by."""
+    """Factor of the run's learning rate."""
+    schedule: Literal["constant", "noam", "linear", "cosine"] | None = None
+    """The decay of the learning rate, if it is not the run's."""
     metric: str = "valid_loss"
     """What the best checkpoint has the least of (the most, where it is an accuracy)."""
 
@@ -242,7 +246,8 @@ class Variant(nn.Module, ABC):
     """A frozen keyword-only dataclass; each field's docstring is its help text."""
     requirements: ClassVar[DataRequirements] = DataRequirements()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
-    """`tiny` (tests), `small` (the demo) and `paper` (what the paper states)."""
+    """`tiny` (tests), `small` (the demo), `compact` (converges on EmpatheticDialogues on two cores)
+    and `paper` (what the paper states)."""
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of reduced systems with the settings that make them."""
     search_spaces: ClassVar[SearchSpaces] = {}

@@ -87,10 +87,18 @@ class CauseAnnotator(Annotator):
         "small": {
             "learning_rate": 1e-4,
             "schedule": "linear",
-            "warmup_steps": 50,
+            "warmup_share": 0.05,
             "batch_size": 16,
             "max_epochs": 4,
             "patience": 2,
+        },
+        "compact": {
+            "learning_rate": 1e-4,
+            "schedule": "linear",
+            "warmup_share": 0.05,
+            "dropout_decay_share": 1 / 3,
+            "batch_size": 16,
+            "max_epochs": 6,
         },
         "paper": {
             "learning_rate": 5e-5,

@@ -75,7 +75,14 @@ class IntentClassifier(TextClassifier):
         "small": {
             "learning_rate": 1e-4,
             "schedule": "linear",
-            "warmup_steps": 50,
+            "warmup_share": 0.06,
+            "max_epochs": 4,
+        },
+        "compact": {
+            "learning_rate": 1e-4,
+            "schedule": "linear",
+            "warmup_share": 0.06,
+            "dropout_decay_share": 1 / 3,
             "max_epochs": 4,
         },
         "paper": {

@@ -12,11 +12,11 @@ model reconstructs the context (eq. 14-16); the reconstruction's likelihood is t
 reward. Unpaired responses are symmetric (eq. 17-19). Answering needs the forward model only.
 
 Deviations: as in `transformer.py`, and
-- Likelihoods are means over a text's tokens and not sums, so that a context of sixty tokens does
-  not count four times as much as a response of fifteen; the KL divergences are divided likewise.
+- Alpha, beta and gamma, 1 by default in the paper, weigh an emotion like a text's summed
+  likelihood; their defaults here do the same.
 - The reward of eq. 16 is a probability of some forty tokens, which is 0 in any float. Ours is its
   logarithm, averaged over tokens, minus the mean reward of the other samples of the batch
-  (`reward_baseline`). The likelihood of the sampled text is averaged over tokens, too.
+  (`reward_baseline`).
 - Eq. 7 attends to a single vector, whose attention weight is always 1: of its queries, keys and
   values the values remain.
 - The emotion is predicted from all states, weighted by q(z): texts with the same sampled state
@@ -24,7 +24,7 @@ Deviations: as in `transformer.py`, and
 - Alpha of eq. 13 weighs the emotion's loss under both posteriors.
 - The directions share token embeddings; each has its own output layer unless `tied`.
 - A context sampled by the backward model has no turns: all tokens have the speaker's role.
-- Unpaired texts are used from the first step: `paired_steps` is 0.
+- Unpaired texts are used from the first step: `paired_share` is 0.
 - Perplexity and answers use the likeliest state.
 """
 
@@ -56,19 +56,17 @@ from attune.models.base import (
     Share,
     Stage,
     State,
-    Steps,
     Temperature,
     Weight,
 )
 from attune.models.decoding import sample_categorical
 from attune.models.latents import kl_weight
 from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward, LayerShape
-from attune.models.multitask import SMALL
+from attune.models.multitask import EMOTION_WEIGHTS, SMALL, SUMMED_LIKELIHOOD_WEIGHT
 from attune.models.output_layer import OutputLayer
 from attune.models.transformer import (
     Transformer,
     TransformerConfig,
-    drop_words,
     replace_first_input,
     score_tokens,
 )
@@ -84,20 +82,20 @@ class DualEmpConfig(TransformerConfig):
 
     num_states: Count = 32
     """K: number of states of the latent consensus. Usually 8 to 64."""
-    emotion_weight: Weight = 1.0
-    """Weight of the emotion loss on pairs (alpha of eq. 13). Usually 0.1 to 10."""
-    context_emotion_weight: Weight = 1.0
-    """Weight of the emotion loss on unpaired contexts (beta of eq. 18). Usually 0.1 to 10."""
-    response_emotion_weight: Weight = 1.0
-    """Weight of the emotion loss on unpaired responses (gamma of eq. 19). Usually 0.1 to 10."""
+    emotion_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the emotion loss on pairs (alpha of eq. 13). Usually 0.05 to 0.5."""
+    context_emotion_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the emotion loss on unpaired contexts (beta of eq. 18). Usually 0.05 to 0.5."""
+    response_emotion_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the emotion loss on unpaired responses (gamma of eq. 19). Usually 0.05 to 0.5."""
     divergence_weight: Weight = 1.0
     """Weight of the KL divergence of the posteriors from the uniform prior, after annealing.
     Usually 0.1 to 1."""
     policy_weight: Weight = 1.0
     """Weight of the policy-gradient loss of sampled texts. Usually 0.1 to 1."""
-    annealing_steps: Steps = 10_000
-    """Steps in which the KL weight rises from 0; 0 uses the full weight from the first step.
-    Usually a tenth to a third of all steps."""
+    annealing_share: Share = 0.3
+    """Share of the training in which the KL weight rises from 0; 0 uses the full weight from the
+    first step. Usually 0.1 to 0.3."""
     expectation: Literal["gumbel", "exact", "mean"] = "gumbel"
     """How the expectation over the consensus is computed: from one sampled state (straight-through
     Gumbel-softmax), exactly over all K states, or at the mean of their embeddings."""
@@ -106,8 +104,8 @@ class DualEmpConfig(TransformerConfig):
     0.5 to 1."""
     reward_baseline: Literal["batch", "none"] = "batch"
     """Baseline of the reward: the mean reward of the batch's other samples, or none."""
-    paired_steps: Steps = 0
-    """Steps on pairs only, before unpaired texts are added."""
+    paired_share: Share = 0.0
+    """Share of the training on pairs only, before unpaired texts are added. Usually 0 to 0.5."""
     unpaired_every: Count = 1
     """Use unpaired texts every this many steps. A small set of unpaired texts needs a higher value:
     otherwise each text is seen more often than any pair, and the model repeats it."""
@@ -236,12 +234,24 @@ class DualEmp(Transformer):
     )  # fmt: skip
     presets: ClassVar = {
         **Transformer.presets,
-        "tiny": {**Transformer.presets["tiny"], "annealing_steps": 100},
+        "tiny": {
+            **Transformer.presets["tiny"],
+            "emotion_weight": 1.0,
+            "context_emotion_weight": 1.0,
+            "response_emotion_weight": 1.0,
+        },
         "small": {
             **Transformer.presets["small"],
             **SMALL,
             "emotion_weight": 4.0,
-            "annealing_steps": 300,
+            "context_emotion_weight": 1.0,
+            "response_emotion_weight": 1.0,
+        },
+        "compact": {
+            **Transformer.presets["compact"],
+            "emotion_weight": 0.2,
+            "context_emotion_weight": 0.2,
+            "response_emotion_weight": 0.2,
         },
     }
     ablations: ClassVar = {
@@ -252,11 +262,11 @@ class DualEmp(Transformer):
         **Transformer.search_spaces,
         "thresholds": {"harvest_threshold": Choice(values=(0.50, 0.55, 0.60, 0.65, 0.70))},
         "loss-weights": {
-            name: Range(low=0.1, high=10.0, scale="loguniform")
-            for name in (
-                "emotion_weight", "context_emotion_weight", "response_emotion_weight",
-                "divergence_weight", "policy_weight",
-            )
+            "emotion_weight": EMOTION_WEIGHTS,
+            "context_emotion_weight": EMOTION_WEIGHTS,
+            "response_emotion_weight": EMOTION_WEIGHTS,
+            "divergence_weight": Range(low=0.1, high=10.0, scale="loguniform"),
+            "policy_weight": Range(low=0.1, high=10.0, scale="loguniform"),
         },
         "consensus": {
             "num_states": Choice(values=(8, 16, 32, 64)),
@@ -264,8 +274,8 @@ class DualEmp(Transformer):
             "gumbel_temperature": Range(low=0.1, high=2.0),
         },
         "schedule": {
-            "annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000)),
-            "paired_steps": Choice(values=(0, 1_000, 3_000)),
+            "annealing_share": Choice(values=(0.0, 0.1, 0.3, 0.6)),
+            "paired_share": Choice(values=(0.0, 0.2, 0.5)),
             "unpaired_every": Choice(values=(1, 4, 16, 64)),
         },
     }  # fmt: skip
@@ -337,23 +347,23 @@ class DualEmp(Transformer):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the unweighted terms of eq. 20."""
         terms = self._paired_losses(batches[PAIRED], progress)
-        if self.training and self._uses_unpaired(progress.step):
+        if self.training and self._uses_unpaired(progress):
             terms |= self._unpaired_losses(batches[CONTEXTS], CONTEXTS, progress)
             terms |= self._unpaired_losses(batches[RESPONSES], RESPONSES, progress)
         return terms
 
-    def _uses_unpaired(self, step: int) -> bool:
+    def _uses_unpaired(self, progress: Progress) -> bool:
         """Return whether a step uses unpaired texts: the last of every `unpaired_every` steps."""
         config: DualEmpConfig = self.config
-        is_due = (step + 1) % config.unpaired_every == 0
-        return config.unpaired and step >= config.paired_steps and is_due
+        is_due = (progress.step + 1) % config.unpaired_every == 0
+        return config.unpaired and progress.fraction >= config.paired_share and is_due
 
     def _paired_losses(self, batch: Batch, progress: Progress) -> Losses:
         """Return the terms of eq. 11-13."""
         context, response = self._embed_texts(self._context(batch), self._response(batch))
         encoded = self._encode_text(self.forward_model, context)
         z_context = self._expand_consensus(encoded.log_posterior)
-        per_token = torch.full_like(batch["emotion"], 1 / batch.tokens, dtype=torch.float32)
+        per_token = _token_weights(batch)
         nll, _ = self._text_nll(self.forward_model, encoded, response, z_context, per_token)
         terms = {
             "nll": nll,
@@ -363,12 +373,11 @@ class DualEmp(Transformer):
             return terms
         encoded_response = self._encode_text(self.backward_model, response)
         z_response = self._expand_consensus(encoded_response.log_posterior)
-        per_sample = _weigh_samples_equally(context, batch)
         forward = self.forward_model, encoded, response
         backward = self.backward_model, encoded_response, context
         terms["nll_by_response"], _ = self._text_nll(*forward, z_response, per_token)
-        terms["back"], _ = self._text_nll(*backward, z_context, per_sample)
-        terms["back_by_response"], _ = self._text_nll(*backward, z_response, per_sample)
+        terms["back"], _ = self._text_nll(*backward, z_context, per_token)
+        terms["back_by_response"], _ = self._text_nll(*backward, z_response, per_token)
         posterior_losses = self._posterior_losses(
             encoded_response, batch, "response", per_token, progress
         )
@@ -392,20 +401,21 @@ class DualEmp(Transformer):
         samples = self._generate(sampler, encoded, z.embeddings, max_tokens, greedy=False)
         # Step 2: reconstruct the text from the counterpart and the consensus.
         [counterpart] = self._embed_texts(self._add_cls(samples, role))
-        per_sample = _weigh_samples_equally(text, batch)
+        per_token = _token_weights(batch)
         reconstruction, losses = self._text_nll(
-            reconstructor, self._encode_text(reconstructor, counterpart), text, z, per_sample
+            reconstructor, self._encode_text(reconstructor, counterpart), text, z, per_token
         )
         # Step 3: the reconstruction's log-likelihood is the sampler's reward.
         advantage = self._compute_advantage(-losses)
         padding = self.data_info.specials["<pad>"]
         actions = _mask_forced_eos(counterpart, samples, max_tokens, padding)
-        weights = _weigh_samples_equally(actions, batch) * advantage
-        policy, _ = self._text_nll(sampler, encoded, actions, z, weights, smoothed=False)
+        policy, _ = self._text_nll(
+            sampler, encoded, actions, z, per_token * advantage, smoothed=False
+        )
         return {
             f"reconstruction_{stream}": reconstruction,
             f"policy_{stream}": policy,
-            **self._posterior_losses(encoded, batch, stream, per_sample, progress),
+            **self._posterior_losses(encoded, batch, stream, per_token, progress),
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
@@ -489,9 +499,7 @@ class DualEmp(Transformer):
         specials = self.data_info.specials
         lookups, all_targets = [], []
         for text in texts:
-            inputs = text.tokens
-            if self.training and self.config.word_dropout:
-                inputs = drop_words(inputs, self.config.word_dropout, self.data_info)
+            inputs = self.word_dropout(text.tokens)
             targets = F.pad(text.tokens[:, 1:], (0, 1), value=specials["<pad>"])
             length = (targets != specials["<pad>"]).sum(dim=1, keepdim=True)
             targets = targets.scatter(1, length, specials["<eos>"])
@@ -550,15 +558,15 @@ class DualEmp(Transformer):
     ) -> Losses:
         """Return the emotion's loss (eq. 5) and the KL divergence of a posterior from its prior.
 
-        The divergence is divided by a text's length (`weights`) as the likelihoods are. At full
-        weight it would cancel the emotion's loss: log 32 is what knowing one of 32 balanced
-        emotions gains, and what certainty about one of 32 states costs.
+        The divergence has the weights of a likelihood's tokens. At the emotion's weight it would
+        cancel the emotion's loss: log 32 is what knowing one of 32 balanced emotions gains, and
+        what certainty about one of 32 states costs.
         """
         q_z, num_states = encoded.log_posterior.exp(), self.config.num_states
         kl = (q_z * encoded.log_posterior).sum(dim=1) + math.log(num_states)  # from 1 / K
         log_probs = self._emotion_log_probs(encoded.log_posterior)
         emotion_loss = F.nll_loss(log_probs, batch["emotion"], ignore_index=-1, reduction="sum")
-        weight = kl_weight(self.config.annealing_steps, progress, training=self.training)
+        weight = kl_weight(self.config.annealing_share, progress, training=self.training)
         return {
             f"emotion_{name}": emotion_loss / batch.samples,
             f"divergence_{name}": weight * (kl * weights).sum(),
@@ -673,7 +681,7 @@ def _mask_forced_eos(
     return replace(text, target_mask=target_mask)
 
 
-def _weigh_samples_equally(text: EmbeddedText, batch: Batch) -> Tensor:
-    """Return a weight for the tokens of each sample, (B,), with which their sum is the mean over
-    samples of the mean over tokens."""
-    return 1 / (text.target_mask.sum(dim=1) * batch.samples)
+def _token_weights(batch: Batch) -> Tensor:
+    """Return the weight of a token of each sample, (B,): the same in both directions, paired or
+    not."""
+    return torch.full_like(batch["emotion"], 1 / batch.tokens, dtype=torch.float32)

@@ -28,12 +28,12 @@ from attune.models.base import (
     Progress,
     Range,
     SearchSpaces,
-    Steps,
+    Share,
     Weight,
 )
 from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
 from attune.models.layers import Decoder, Encoder
-from attune.models.multitask import MultitaskConfig, MultiTransformer, emotion_loss
+from attune.models.multitask import EMOTION_WEIGHTS, MultitaskConfig, MultiTransformer, emotion_loss
 from attune.models.transformer import EmbeddedBatch, replace_first_input
 
 
@@ -45,9 +45,9 @@ class DualVaeConfig(MultitaskConfig):
     """Weight of the KL divergence of posterior and prior, after annealing. Usually 0.1 to 1."""
     auto_encoding_weight: Weight = 1.0
     """Weight of the response's reconstruction loss. Usually 0.1 to 1."""
-    annealing_steps: Steps = 10_000
-    """Steps in which the KL weight rises from 0; 0 uses the full weight from the first step.
-    Usually a tenth to a third of all steps."""
+    annealing_share: Share = 0.3
+    """Share of the training in which the KL weight rises from 0; 0 uses the full weight from the
+    first step. Usually 0.1 to 0.3."""
 
 
 class DualVae(MultiTransformer):
@@ -57,18 +57,14 @@ class DualVae(MultiTransformer):
     paper = "Tran and Nguyen 2018"
     Config = DualVaeConfig
     validation_metrics = (*MultiTransformer.validation_metrics, "auto_encoding", "divergence")
-    presets: ClassVar = {
-        **MultiTransformer.presets,
-        "tiny": {**MultiTransformer.presets["tiny"], "annealing_steps": 100},
-        "small": {**MultiTransformer.presets["small"], "annealing_steps": 300},
-    }
     search_spaces: ClassVar[SearchSpaces] = {
         **MultiTransformer.search_spaces,
         "loss-weights": {
-            name: Range(low=0.1, high=10.0, scale="loguniform")
-            for name in ("emotion_weight", "divergence_weight", "auto_encoding_weight")
+            "emotion_weight": EMOTION_WEIGHTS,
+            "divergence_weight": Range(low=0.1, high=10.0, scale="loguniform"),
+            "auto_encoding_weight": Range(low=0.1, high=10.0, scale="loguniform"),
         },
-        "schedule": {"annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000))},
+        "schedule": {"annealing_share": Choice(values=(0.0, 0.1, 0.3, 0.6))},
     }
 
     def __init__(self, config: DualVaeConfig, data_info: DataInfo):
@@ -107,8 +103,8 @@ class DualVae(MultiTransformer):
         reconstructed = self.response_decoder(embedded.decoder_inputs, encoded_response, mask)
         inputs = replace_first_input(embedded.decoder_inputs, self.embed_first_input(z))
         decoded = self.decoder(inputs, hidden, embedded.attention_mask)  # (B, T, D)
-        kl = gaussian_kl(*posterior, *prior).sum() / batch.samples
-        weight = kl_weight(self.config.annealing_steps, progress, training=self.training)
+        kl = gaussian_kl(*posterior, *prior).sum() / batch.tokens  # as the likelihood
+        weight = kl_weight(self.config.annealing_share, progress, training=self.training)
         return {
             "nll": self.compute_nll(batch, decoded, embedded),
             "emotion": emotion_loss(self.classifier(h_cls), batch),

@@ -37,7 +37,7 @@ class Dummy(DialogueVariant):
     system = "Dummy"
     paper = "none: a stand-in for tests"
     Config = DummyConfig
-    presets: ClassVar = {"tiny": {}, "small": {}, "paper": {}}
+    presets: ClassVar = {"tiny": {}, "small": {}, "compact": {}, "paper": {}}
     zero_3 = True
     validation_metrics = ("nll", "emotion", "emotion_accuracy")
 

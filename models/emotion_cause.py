@@ -12,8 +12,9 @@ a cause.
 Two stages: the reasoner, then both together (eq. 6-7).
 
 Deviations: as in `transformer.py`, and
-- Eq. 4 and 6 are sums over words. Here they are means: of response words over the batch, of
-  emotions over the samples, and of cause labels over the words of a sample, then over samples.
+- Eq. 4 sums the cause labels' terms over words; here, as in the public code, it is their mean over
+  the words of a sample. The default weights of emotion and causes read eq. 7 as a sum of a
+  response's summed likelihood and one term each.
 - Eq. 6 lacks its logarithm. Eq. 5 has to include `<cls>`, whose label, as in eq. 4, is not learned.
 - Section 4.2 gives the reasoner positions, appendix A removes them: here it has none.
 - 300 is no multiple of 8 heads: queries, keys and values are 8 x 64 wide.
@@ -58,7 +59,13 @@ from attune.models.base import (
     Weight,
 )
 from attune.models.layers import Attention, DecoderLayer, Encoder, LayerShape
-from attune.models.multitask import SMALL, emotion_loss, run_frozen
+from attune.models.multitask import (
+    EMOTION_WEIGHTS,
+    SMALL,
+    SUMMED_LIKELIHOOD_WEIGHT,
+    emotion_loss,
+    run_frozen,
+)
 from attune.models.transformer import (
     EmbeddedBatch,
     Transformer,
@@ -102,12 +109,12 @@ class EmotionCauseConfig(TransformerConfig):
     """Add the embedding of the predicted emotion to the generator's inputs."""
     multitask: bool = True
     """Train the reasoner together with the generator; if false, it is frozen in the joint stage."""
-    emotion_weight: Weight = 1.0
-    """Weight of the emotion's cross-entropy in eq. 4. Usually 0.1 to 10."""
-    cause_weight: Weight = 1.0
-    """Weight of the cause labels' cross-entropy in eq. 4. Usually 0.1 to 10."""
+    emotion_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the emotion's cross-entropy in eq. 4. Usually 0.05 to 0.5."""
+    cause_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the cause labels' cross-entropy in eq. 4. Usually 0.05 to 0.5."""
     response_weight: Weight = 1.0
-    """Weight of the response's negative log-likelihood in eq. 7. Usually 0.1 to 10."""
+    """Weight of the response's negative log-likelihood in eq. 7. Usually 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +202,7 @@ class GatedAttention(Attention):
         gated = logits.masked_fill(~mask, -torch.inf).softmax(dim=-1) * gates[:, None, None, :]
         # The gate of <cls> is 1, but its softmax weight may be rounded to 0.
         weights = gated / gated.sum(dim=-1, keepdim=True).clamp(min=1e-9)  # eq. 5
-        attended = F.dropout(weights, self.dropout, self.training) @ values
+        attended = self.dropout(weights) @ values
         output: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return output
 
@@ -234,7 +241,19 @@ class EmotionCause(Transformer):
     validation_metrics = ("nll", "emotion", "cause", "emotion_accuracy", "cause_accuracy")
     presets: ClassVar = {
         **Transformer.presets,
-        "small": {**Transformer.presets["small"], **SMALL, "emotion_weight": 4.0},
+        "tiny": {**Transformer.presets["tiny"], "emotion_weight": 1.0, "cause_weight": 1.0},
+        "small": {
+            **Transformer.presets["small"],
+            **SMALL,
+            "emotion_weight": 4.0,
+            "cause_weight": 1.0,
+        },
+        "compact": {
+            **Transformer.presets["compact"],
+            "emotion_weight": 0.2,
+            "cause_weight": 0.2,
+            "max_epochs": 8,
+        },
         "paper": {
             "num_layers": 6,
             "num_heads": 8,
@@ -258,8 +277,9 @@ class EmotionCause(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            name: Range(low=0.1, high=10.0, scale="loguniform")
-            for name in ("emotion_weight", "cause_weight", "response_weight")
+            "emotion_weight": EMOTION_WEIGHTS,
+            "cause_weight": EMOTION_WEIGHTS,
+            "response_weight": Range(low=0.3, high=3.0, scale="loguniform"),
         },
         "gating": {
             "gate": Choice(values=("soft", "hard")),

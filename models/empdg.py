@@ -18,6 +18,8 @@ gradient to the word vectors or to the context states, only to the generated wor
 
 Deviations: as in `transformer.py`, and
 - Eq. 15 writes gamma_1 twice; here gamma_1 weighs the emotion and gamma_2 the response.
+- The default weights read gamma_1 = gamma_2 as the weights of a response's summed likelihood and of
+  one emotion.
 - Critics learn from the samples that have a next turn; the generator's likelihood stage uses all
   samples (`all_samples`).
 - No tagger can run on sampled words: their emotion words are those tokens of the vocabulary that
@@ -33,7 +35,7 @@ Deviations: as in `transformer.py`, and
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +45,7 @@ from attune.models.base import (
     PAIRED,
     Batch,
     Batches,
+    Bounds,
     Choice,
     Count,
     DataInfo,
@@ -65,8 +68,13 @@ from attune.models.critics import (
     normalise_by_gradient,
 )
 from attune.models.layers import Encoder
-from attune.models.multitask import SMALL, emotion_loss
-from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig, drop_words
+from attune.models.multitask import (
+    EMOTION_WEIGHTS,
+    SMALL,
+    SUMMED_LIKELIHOOD_WEIGHT,
+    emotion_loss,
+)
+from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig
 
 SEMANTIC, EMOTIONAL = "semantic", "emotional"
 
@@ -75,16 +83,21 @@ SEMANTIC, EMOTIONAL = "semantic", "emotional"
 class EmpdgConfig(TransformerConfig):
     """Settings of the Transformer, EmpDG's components and the weights of its loss terms."""
 
-    emotion_weight: Weight = 1.0
-    """Weight of the emotion's cross-entropy (gamma_1 of eq. 15). Usually 0.1 to 10."""
+    emotion_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the emotion's cross-entropy (gamma_1 of eq. 15). Usually 0.05 to 0.5."""
     response_weight: Weight = 1.0
-    """Weight of the response's negative log-likelihood (gamma_2 of eq. 15). Usually 0.1 to 10."""
-    adversarial_weight: Weight = 0.05
+    """Weight of the response's negative log-likelihood (gamma_2 of eq. 15). Usually 1."""
+    adversarial_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
     """Weight of the critics' scores in the generator's loss. The paper gives them the weight of the
-    likelihood summed over a response's tokens, about 20; here the likelihood is a mean over tokens.
-    Usually 0.01 to 0.2."""
+    likelihood summed over a response's tokens. Usually 0.01 to 0.2."""
     penalty_weight: Weight = 0.1
     """Weight of the critics' gradient penalty (beta of eq. 19). Usually 0.01 to 10."""
+    critic_rate: Annotated[float, Bounds(above=0, at_most=1_000)] = 0.3
+    """Learning rate of the critics' own stage, where it is constant, as a multiple of the run's.
+    Usually 0.1 to 1."""
+    adversarial_rate: Annotated[float, Bounds(above=0, at_most=1_000)] = 0.1
+    """Learning rate of the adversarial stage, where it decays linearly to 0, as a multiple of the
+    run's. The generator comes from a stage that ended at 0. Usually 0.03 to 0.3."""
     critic_steps: Count = 1
     """Updates of the critics per round of the adversarial stage. Usually 1 to 5."""
     generator_steps: Count = 5
@@ -125,7 +138,9 @@ class Empdg(Transformer):
     )  # fmt: skip
     presets: ClassVar = {
         **Transformer.presets,
+        "tiny": {**Transformer.presets["tiny"], "emotion_weight": 1.0},
         "small": {**Transformer.presets["small"], **SMALL, "emotion_weight": 4.0},
+        "compact": {**Transformer.presets["compact"], "emotion_weight": 0.2, "max_epochs": 9},
     }
     ablations: ClassVar = {
         "empdg-no-multiresolution": {"multiresolution": False},
@@ -134,12 +149,14 @@ class Empdg(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            "emotion_weight": Range(low=0.1, high=10.0, scale="loguniform"),
-            "response_weight": Range(low=0.1, high=10.0, scale="loguniform"),
+            "emotion_weight": EMOTION_WEIGHTS,
+            "response_weight": Range(low=0.3, high=3.0, scale="loguniform"),
             "adversarial_weight": Range(low=0.001, high=1.0, scale="loguniform"),
             "penalty_weight": Range(low=0.01, high=10.0, scale="loguniform"),
         },
         "schedule": {
+            "critic_rate": Range(low=0.03, high=1.0, scale="loguniform"),
+            "adversarial_rate": Range(low=0.01, high=1.0, scale="loguniform"),
             "critic_steps": Choice(values=(1, 2, 5)),
             "generator_steps": Choice(values=(1, 2, 5)),
             "gumbel_temperature": Range(low=0.1, high=2.0),
@@ -169,9 +186,10 @@ class Empdg(Transformer):
         if not config.discriminators:
             return {}
         adversarial = (
-            "adversarial_weight", "critic_steps", "generator_steps", "gumbel_temperature",
+            "adversarial_rate", "adversarial_weight", "critic_steps", "generator_steps",
+            "gumbel_temperature",
         )  # fmt: skip
-        return {"generator": ("penalty_weight",), "critics": adversarial}
+        return {"generator": ("critic_rate", "penalty_weight"), "critics": adversarial}
 
     def stages(self) -> list[Stage]:
         """Return the stages: the generator, the critics, then both alternately."""
@@ -199,6 +217,8 @@ class Empdg(Transformer):
             players={"critics": ("critics",)},
             updates=(critic_update,),
             streams=(FOLLOWED,),
+            rate=self.config.critic_rate,
+            schedule="constant",
         )
         adversarial = Stage(
             name="adversarial",
@@ -208,6 +228,8 @@ class Empdg(Transformer):
                 replace(generator_update, repeat=self.config.generator_steps),
             ),
             streams=(FOLLOWED,),
+            rate=self.config.adversarial_rate,
+            schedule="linear",
             metric="valid_wasserstein",
         )
         return [
@@ -282,9 +304,7 @@ class Empdg(Transformer):
         """Embed context, emotion words and response (eq. 1 and 4); the vector of `<lab>` is the
         emotion state embedding e^E."""
         context, roles = self.prepare_context(batch)
-        emotion_words = batch["emotion_words"]
-        if self.training and self.config.word_dropout:
-            emotion_words = drop_words(emotion_words, self.config.word_dropout, self.data_info)
+        emotion_words = self.word_dropout(batch["emotion_words"])
         response, padding = batch["response"], self.data_info.specials["<pad>"]
         if not self.config.multiresolution:
             emotion_words = emotion_words[:, :0]

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from attune.models.base import Progress
 
 
-def kl_weight(annealing_steps: int, progress: Progress, *, training: bool) -> float:
-    """Return the weight of a KL divergence: in training it rises linearly from 0 to 1 within the
-    annealing steps, otherwise it is 1."""
-    if not training or not annealing_steps:
+def kl_weight(annealing_share: float, progress: Progress, *, training: bool) -> float:
+    """Return the weight of a KL divergence: in training it rises linearly from 0 to 1 within a
+    share of the stage, otherwise it is 1."""
+    if not training or not annealing_share:
         return 1.0
-    return min(1.0, progress.step / annealing_steps)
+    return min(1.0, progress.fraction / annealing_share)
 
 
 class Gaussian(nn.Module):

@@ -159,7 +159,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: LayerShape):
         super().__init__()
-        self.num_heads, self.dropout = shape.num_heads, shape.dropout
+        self.num_heads, self.dropout = shape.num_heads, nn.Dropout(shape.dropout)
         self.queries = nn.Linear(shape.width, shape.key_depth, bias=False)
         self.keys = nn.Linear(shape.width, shape.key_depth, bias=False)
         self.values = nn.Linear(shape.width, shape.key_depth, bias=False)
@@ -196,7 +196,7 @@ class Attention(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Return the attention's output, (B, T, D) or packed (N, D), from the projections of all
         heads."""
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.dropout.p if self.training else 0.0
         attended = attend(queries, keys, values, mask, dropout=dropout, causal=causal)
         output: Tensor = self.out(attended if packing is None else packing.pack(attended))
         return output

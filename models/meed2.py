@@ -45,6 +45,7 @@ from attune.models.base import (
 )
 from attune.models.labels import LABELS
 from attune.models.layers import Encoder, LayerShape, Positions, WordEmbedding
+from attune.models.multitask import EMOTION_WEIGHTS, SUMMED_LIKELIHOOD_WEIGHT
 from attune.models.transformer import (
     EmbeddedBatch,
     Transformer,
@@ -81,8 +82,8 @@ class Meed2Config(TransformerConfig):
     """Predict the label from the states that the decoder attends to, and train both together."""
     predictor_rate: Annotated[float, Bounds(above=0, at_most=1_000)] = 1.0
     """Learning rate of the predictor's stage, as a multiple of the run's. Usually 0.1 to 1."""
-    label_weight: Weight = 1.0
-    """Weight of the label's cross-entropy in joint training. Usually 0.1 to 10."""
+    label_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the label's cross-entropy in joint training. Usually 0.05 to 0.5."""
     label_strength: Annotated[float, Bounds(at_least=0)] = 1.0
     """Factor of the response label's embedding in the decoder's input. Usually 1 to 4."""
     emotionality_threshold: Share = 0.0
@@ -173,12 +174,16 @@ class Meed2(Transformer):
     presets: ClassVar = {
         "tiny": {
             "width": 32, "num_layers": 1, "num_heads": 2, "key_depth": 32, "filter_width": 64,
-            "vocabulary_size": 600, "max_context": 100,
+            "vocabulary_size": 600, "max_context": 100, "label_weight": 1.0,
         },
         "small": {
             "width": 128, "num_layers": 2, "num_heads": 4, "key_depth": 128, "filter_width": 512,
             "vocabulary_size": 8_000, "learning_rate": 1e-3, "schedule": "linear",
-            "warmup_steps": 100, "max_epochs": 6, "max_context": 100,
+            "warmup_share": 0.08, "max_epochs": 6, "max_context": 100, "label_weight": 1.0,
+        },
+        "compact": {
+            **Transformer.presets["compact"], "label_weight": 0.2, "max_context": 100,
+            "max_epochs": 9,
         },
         # What its appendix does not state follows the public code of the other papers.
         "paper": {
@@ -192,7 +197,7 @@ class Meed2(Transformer):
     }
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
-        "loss-weights": {"label_weight": Range(low=0.1, high=10.0, scale="loguniform")},
+        "loss-weights": {"label_weight": EMOTION_WEIGHTS},
         "schedule": {"predictor_rate": Range(low=0.1, high=3.0, scale="loguniform")},
         "gating": {"label_strength": Range(low=0.25, high=4.0, scale="loguniform")},
         "thresholds": {"emotionality_threshold": Choice(values=(0.0, 0.25, 0.5, 0.75))},

@@ -15,12 +15,14 @@ Deviations: as in `transformer.py`, and
   the true emotion under the group's distribution; a group without the true emotion has none.
 - Table 5 has "neither", "grouping only" and "both": without groups there is nothing to mimic, and
   one distribution over all emotions with one refined context remains.
-- The weight of the KL divergence in eq. 16-17 rises from 0 (`annealing_steps`).
+- The weight of the KL divergence in eq. 16-17 rises from 0 (`annealing_share`).
 - Without stochasticity the latent variable is the prior's mean in training, too: there is no
   posterior and no KL divergence.
 - In training the speaker's polarity is that of the true emotion, otherwise that of the predicted
   one. The public code uses the true one in tests.
 - Perplexity and answers use the prior's mean, unless the control `stochasticity` is on.
+- The default weights read alpha = beta = gamma as the weights of a response's summed likelihood and
+  of one emotion.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,14 +48,19 @@ from attune.models.base import (
     Progress,
     Range,
     SearchSpaces,
+    Share,
     State,
-    Steps,
     Weight,
 )
 from attune.models.decoding import sample_generators
 from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
 from attune.models.layers import Encoder, Packing
-from attune.models.multitask import SMALL, emotion_loss
+from attune.models.multitask import (
+    EMOTION_WEIGHTS,
+    SMALL,
+    SUMMED_LIKELIHOOD_WEIGHT,
+    emotion_loss,
+)
 from attune.models.transformer import EmbeddedBatch, Transformer, TransformerConfig
 
 TABLE_1 = {
@@ -75,12 +82,12 @@ NO_TARGET = -100
 class MimeConfig(TransformerConfig):
     """The Transformer's settings, MIME's components and the weights of its loss terms."""
 
-    classification_weight: Weight = 1.0
-    """Weight of the emotion's cross-entropy (alpha of eq. 32). Usually 0.1 to 10."""
-    elbo_weight: Weight = 1.0
-    """Weight of the evidence lower bounds of both groups (beta of eq. 32). Usually 0.1 to 10."""
+    classification_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the emotion's cross-entropy (alpha of eq. 32). Usually 0.05 to 0.5."""
+    elbo_weight: Weight = SUMMED_LIKELIHOOD_WEIGHT
+    """Weight of the evidence lower bounds of both groups (beta of eq. 32). Usually 0.05 to 0.5."""
     response_weight: Weight = 1.0
-    """Weight of the response's negative log-likelihood (gamma of eq. 32). Usually 0.1 to 10."""
+    """Weight of the response's negative log-likelihood (gamma of eq. 32). Usually 1."""
     mimicry: bool = True
     """Order the refined contexts by the speaker's polarity: mimicking first (eq. 18-19)."""
     grouping: bool = True
@@ -98,9 +105,9 @@ class MimeConfig(TransformerConfig):
     of a token, or none (always open)."""
     sampling_temperature: Annotated[float, Bounds(at_least=0)] = 1.0
     """Factor of the standard deviation when the latent variable is sampled. Usually 0.5 to 1.5."""
-    annealing_steps: Steps = 10_000
-    """Steps in which the KL weight rises from 0; 0 uses the full weight from the first step, as in
-    eq. 16. Usually a tenth to a third of all steps."""
+    annealing_share: Share = 0.3
+    """Share of the training in which the KL weight rises from 0; 0 uses the full weight from the
+    first step, as in eq. 16. Usually 0.1 to 0.3."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,12 +161,21 @@ class Mime(Transformer):
     )  # fmt: skip
     presets: ClassVar = {
         **Transformer.presets,
-        "tiny": {**Transformer.presets["tiny"], "annealing_steps": 100},
+        "tiny": {
+            **Transformer.presets["tiny"],
+            "classification_weight": 1.0,
+            "elbo_weight": 1.0,
+        },
         "small": {
             **Transformer.presets["small"],
             **SMALL,
             "classification_weight": 4.0,
-            "annealing_steps": 300,
+            "elbo_weight": 1.0,
+        },
+        "compact": {
+            **Transformer.presets["compact"],
+            "classification_weight": 0.2,
+            "elbo_weight": 0.2,
         },
         "paper": {**Transformer.presets["paper"], "patience": 2},
     }
@@ -171,8 +187,9 @@ class Mime(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            name: Range(low=0.1, high=10.0, scale="loguniform")
-            for name in ("classification_weight", "elbo_weight", "response_weight")
+            "classification_weight": EMOTION_WEIGHTS,
+            "elbo_weight": EMOTION_WEIGHTS,
+            "response_weight": Range(low=0.3, high=3.0, scale="loguniform"),
         },
         "gating": {"gate": Choice(values=("each", "pair", "open"))},
         "thresholds": {
@@ -181,7 +198,7 @@ class Mime(Transformer):
         },
         "schedule": {
             "sampling_temperature": Range(low=0.1, high=2.0),
-            "annealing_steps": Choice(values=(0, 1_000, 3_000, 10_000)),
+            "annealing_share": Choice(values=(0.0, 0.1, 0.3, 0.6)),
         },
     }
     figures: ClassVar = {"embeddings": "emotion_embeddings"}
@@ -348,7 +365,7 @@ class Mime(Transformer):
         if kl is not None:
             # With the full weight from the first step the latent variable stays uninformative: its
             # noise shrinks the weights that use it before they have learned to (docs/log.md).
-            weight = kl_weight(self.config.annealing_steps, progress, training=self.training)
+            weight = kl_weight(self.config.annealing_share, progress, training=self.training)
             negative_elbo = negative_elbo + weight * kl
         return ResponseEmotion(probs=log_probs.exp(), negative_elbo=negative_elbo)
 

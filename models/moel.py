@@ -5,7 +5,7 @@ the distribution of the emotion, trained with cross-entropy. A listener is a dec
 attends to the context; there is one for each emotion and one that all emotions share. The output of
 the shared listener and the emotions' outputs weighted by p are summed, and a last decoder, the meta
 listener, which also attends to the context, predicts the words. Early in training the mixture
-consists of the true emotion's listener alone, with a probability that decays with the steps, so
+consists of the true emotion's listener alone, with a probability that decays exponentially, so
 that the listeners specialise.
 
 Only the `top_k` most likely emotions have a weight, renormalised to sum to 1. Listeners whose
@@ -13,7 +13,8 @@ weight is exactly 0 are not computed, which changes neither result nor gradient.
 
 Deviations: as in `transformer.py`; whether the true emotion is used is sampled per sample, where
 the public code samples once per batch; the inner width of the listeners' feed-forward is rounded up
-to a multiple of 4, as the grouped matrix product requires.
+to a multiple of 4, as the grouped matrix product requires. The default emotion weight reads the
+paper's equal weights as those of a response's summed likelihood and one emotion.
 """
 
 import math
@@ -50,9 +51,9 @@ class MoelConfig(MultitaskConfig):
 
     top_k: Annotated[int, Bounds(at_least=0, at_most=1_000)] = 5
     """Number of listeners whose weight is above 0; 0 uses all. The paper uses 5 of 32."""
-    true_emotion_decay: Annotated[float, Bounds(at_least=0)] = 10_000.0
-    """Steps in which the probability of using only the true emotion's listener in training falls
-    from 1 to 1/e; 0 never uses it. Usually about a tenth of all steps."""
+    true_emotion_share: Annotated[float, Bounds(at_least=0)] = 0.2
+    """Share of the training in which the probability of using only the true emotion's listener
+    falls from 1 to 1/e; 0 never uses it. Usually 0.05 to 0.3."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,18 +182,10 @@ class Moel(MultiTransformer):
     system = "MoEL"
     paper = "Lin et al. 2019"
     Config = MoelConfig
-    presets: ClassVar = {
-        **MultiTransformer.presets,
-        "tiny": {**MultiTransformer.presets["tiny"], "true_emotion_decay": 100.0},
-        "small": {
-            **MultiTransformer.presets["small"],
-            "true_emotion_decay": 200.0,
-        },
-    }
     search_spaces: ClassVar[SearchSpaces] = {
         **MultiTransformer.search_spaces,
         "thresholds": {"top_k": Choice(values=(1, 2, 3, 5, 10, 0))},
-        "schedule": {"true_emotion_decay": Range(low=100.0, high=30_000.0, scale="loguniform")},
+        "schedule": {"true_emotion_share": Range(low=0.01, high=1.0, scale="loguniform")},
     }
 
     def __init__(self, config: MoelConfig, data_info: DataInfo):
@@ -229,9 +222,9 @@ class Moel(MultiTransformer):
     def _mix_true_emotions(self, weights: Tensor, emotion: Tensor, progress: Progress) -> Tensor:
         """Replace the weights (B, emotions) of some samples by the one-hot true emotion, of fewer
         with each step."""
-        if not self.config.true_emotion_decay:
+        if not self.config.true_emotion_share:
             return weights
-        probability = math.exp(-progress.step / self.config.true_emotion_decay)
+        probability = math.exp(-progress.fraction / self.config.true_emotion_share)
         use_truth = torch.rand(len(weights), device=weights.device) < probability
         one_hot = F.one_hot(emotion.clamp(min=0), weights.shape[1]).to(weights.dtype)
         return torch.where((use_truth & (emotion >= 0))[:, None], one_hot, weights)

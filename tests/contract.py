@@ -136,6 +136,31 @@ def check_parts_add_up(variant, batch):
             assert torch.allclose(term, mean, rtol=1e-4, atol=1e-5), name
 
 
+def switch_off_dropout(variant):
+    """Set the rate of all dropout to 0, as the trainer does at the end of a stage."""
+    for module in variant.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def check_dropout_can_be_switched_off(noisy, plain, batch):
+    """A variant whose dropout is switched off trains like the same one built without dropout."""
+
+    def training_losses(variant):
+        torch.manual_seed(0)
+        return [
+            float(term.detach())
+            for _, _, losses in stage_losses(variant.train(), batch)
+            for term in losses.values()
+        ]
+
+    switch_off_dropout(plain)  # that of a pretrained encoder is not a setting
+    expected = training_losses(plain)
+    assert training_losses(noisy) != expected or noisy.config == plain.config
+    switch_off_dropout(noisy)
+    assert training_losses(noisy) == expected
+
+
 def check_saved_is_loaded(model: Model, batch, folder: Path):
     model.variant.eval()
     save_model(model, folder)

@@ -55,7 +55,7 @@ PLAIN_STEPS, AT_A_TIME = 180, 10
 GROWING_DATA, GROWING_WORDS = (1, 2, 4), (8_000, 16_000, 32_000)
 SYSTEMS: dict[str, dict[str, float]] = {
     VARIANT: {},
-    "moel": {"true_emotion_decay": 0},  # from the first step as many listeners as in the end
+    "moel": {"true_emotion_share": 0},  # from the first step as many listeners as in the end
     "mime": {},
 }
 """What a sample costs in the plain loop is compared between these."""

@@ -12,7 +12,7 @@ from attune.models.base import Bounds, TextClassifier, Variant
 from attune.platform.core.errors import UsageError, unknown_choice
 from attune.platform.core.field_help import field_help
 
-PRESETS = ("tiny", "small", "paper")
+PRESETS = ("tiny", "small", "compact", "paper")
 _TYPE_NAMES = {int: "an integer", float: "a float", bool: "true or false", str: "text"}
 
 

@@ -59,6 +59,9 @@ class TrainState:
     validations_without_improvement: int = 0
     """Validations since `best_step`."""
     stage_over: bool = False
+    seconds_per_step: dict[str, float] = field(default_factory=dict)
+    """Of each stage's first steps, if the run has a limit of minutes: what the number of steps is
+    estimated from."""
     workers: int = 1
     zero: int = 0
 

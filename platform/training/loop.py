@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
+from torch import Tensor, nn
 
 from attune.models.base import (
-    Batch,
     Batches,
     Losses,
     Progress,
@@ -43,12 +42,22 @@ from attune.platform.training.engine import (
     to_universal,
 )
 from attune.platform.training.process_group import ProcessGroup
-from attune.platform.training.schedules import rate
+from attune.platform.training.schedules import dropout_factor, has_dropout_decayed, rate
 from attune.platform.training.settings import TrainingConfig
-from attune.platform.training.updates import seed_generators, step_seed, total_loss, trainable_only
+from attune.platform.training.updates import (
+    LossScale,
+    seed_generators,
+    step_seed,
+    total_loss,
+    trainable_only,
+)
 from attune.platform.training.validation import compute_validation_metrics, tokens_per_word_in
 
 PLAN, RESULT, PROBLEM = "plan.json", "result.json", "problem.txt"
+TIMED_STEPS = 50
+"""First steps of a stage, from whose speed the number of steps within a time is estimated."""
+STEP_TIME_SHARE = 0.9
+"""Share of a limited time that steps get; the rest is for validation and checkpoints."""
 Watch = Callable[[int, Mapping[str, float], bool], None]
 """Called by the first worker with a step, its metrics, and whether training ends. Validation
 metrics are passed after their checkpoint is written. It may raise to end the training."""
@@ -87,6 +96,11 @@ class Training:
             )
             for name, columns in data.items()
         }
+        self.loss_scale = LossScale(self.settings, self.streams, group.world_size)
+        self.dropouts = {
+            module: module.p for module in self.variant.modules() if isinstance(module, nn.Dropout)
+        }
+        """All kinds of dropout, with their rates before any decay."""
 
     @property
     def weights_bytes(self) -> int:
@@ -98,8 +112,7 @@ class Training:
         state, checkpoint = self.load_last_checkpoint()
         if self.group.is_first:
             self.metrics = MetricsFile(self.record.metrics_file, state.total, self._log_message)
-            steps = {stage.name: self.stage_steps(n) for n, stage in enumerate(self.stages)}
-            _write_json(self.record.folder / PLAN, {"steps": steps, "done": state.total})
+            self._write_plan(state)
         while state.stage < len(self.stages):
             state = self.train_stage(state, checkpoint)
             if not state.stage_over:
@@ -111,6 +124,7 @@ class Training:
                 stage=state.stage + 1,
                 total=state.total,
                 total_seconds=state.total_seconds,
+                seconds_per_step=state.seconds_per_step,
                 workers=state.workers,
                 zero=state.zero,
             )
@@ -121,11 +135,12 @@ class Training:
         self._write_result(state)
         return True
 
-    def stage_steps(self, number: int) -> int:
+    def stage_steps(self, number: int, state: TrainState = TrainState()) -> int:  # noqa: B008
         """Return the most rounds a stage may take: its share of the run's, at least one.
 
         Of epochs it is a share of the passes through its first stream; a round draws a batch for
-        each of its updates.
+        each of its updates. A limit of minutes becomes a number of steps once the speed is known,
+        so that the learning rate and dropout decay within it.
         """
         stage = self.stages[number]
         share = stage.share / sum(each.share for each in self.stages)
@@ -133,11 +148,20 @@ class Training:
         whole = self.record.max_steps or self.settings.max_epochs * epoch / _batches_per_round(
             stage
         )
+        seconds_per_step = state.seconds_per_step.get(stage.name)
+        if seconds_per_step is not None:
+            in_time = STEP_TIME_SHARE * 60 * self.stage_minutes(number) / seconds_per_step
+            return max(1, round(min(whole * share, in_time)))
         return max(1, round(whole * share))
+
+    def stage_minutes(self, number: int) -> float:
+        """Return a stage's share of the run's limit of minutes."""
+        share = self.stages[number].share / sum(stage.share for stage in self.stages)
+        return (self.record.max_minutes or math.inf) * share
 
     def train_stage(self, state: TrainState, checkpoint: Path | None) -> TrainState:
         """Train a stage from its current state, then load its best weights for the next stage."""
-        stage, steps = self.stages[state.stage], self.stage_steps(state.stage)
+        stage, steps = self.stages[state.stage], self.stage_steps(state.stage, state)
         if state.stage_over:  # it had ended when the run was interrupted
             self._load_best(state.stage)
             return state
@@ -159,11 +183,16 @@ class Training:
                 seconds=seconds + elapsed,
                 total_seconds=total_seconds + elapsed,
             )
+            if self.record.max_minutes is not None and state.step == TIMED_STEPS:
+                state = self._time_steps(stage, state)
+                steps = self.stage_steps(state.stage, state)
             over, stopped = self._check_limits(state, steps)
             if over or self.is_due(
                 self.settings.evaluate_every, state.total, at_epoch_end=epoch_ended
             ):
                 state, validation_metrics = self.validate(stage, state)
+                if not has_dropout_decayed(self.settings, state.step, steps):
+                    state = dataclasses.replace(state, validations_without_improvement=0)
                 over = over or 0 < self.settings.patience <= state.validations_without_improvement
                 state = dataclasses.replace(state, stage_over=over)
                 due = True
@@ -193,7 +222,10 @@ class Training:
     ) -> bool:  # fmt: skip
         """Apply all updates of a stage once; return whether an epoch of its first stream ended."""
         progress = Progress(step=state.step, fraction=state.step / steps)
-        learning_rate = stage.rate * rate(self.settings, state.step, steps)
+        learning_rate = rate(self.settings, stage, state.step, steps)
+        dropout = dropout_factor(self.settings, state.step, steps)
+        for module, share in self.dropouts.items():
+            module.p = dropout * share
         is_logged = (state.total + 1) % self.settings.log_every == 0 or state.step == 0
         terms: dict[str, Tensor] = {}
         total = torch.zeros(())
@@ -237,13 +269,10 @@ class Training:
     def _split_for_accumulation(self, batches: Batches) -> Iterator[Batches]:
         """Split batches for accumulation: the mean over the parts is the batch's loss."""
         count = self.settings.accumulation
-        public = self.settings.loss_scale == "public"
         for place in range(count):
             yield {
-                name: Batch(
-                    tensors={n: t[place::count] for n, t in batch.tensors.items()},
-                    samples=batch.samples / count,
-                    tokens=(1 / self.group.world_size if public else batch.tokens) / count,
+                name: self.loss_scale.scaled_batch(
+                    name, batch, {n: t[place::count] for n, t in batch.tensors.items()}
                 ).to(self.group.device)
                 for name, batch in batches.items()
             }
@@ -256,12 +285,21 @@ class Training:
 
     def _check_limits(self, state: TrainState, steps: int) -> tuple[bool, bool]:
         """Return whether the stage is over, and whether the run was asked to stop."""
-        shares = [stage.share for stage in self.stages]
-        minutes = (self.record.max_minutes or math.inf) * shares[state.stage] / sum(shares)
         over = state.step >= steps
         if self.record.max_minutes is not None:
-            over = self.group.agree(over or state.seconds >= 60 * minutes)
+            over = self.group.agree(over or state.seconds >= 60 * self.stage_minutes(state.stage))
         return over, self.group.agree(self.record.stop_file.exists())
+
+    def _time_steps(self, stage: Stage, state: TrainState) -> TrainState:
+        """Return the state with the speed of the stage's steps so far."""
+        seconds = float(self.group.mean(torch.tensor(state.seconds / state.step)))
+        self._log_message(f"{stage.name}: {seconds:.3f} s a step at first")
+        state = dataclasses.replace(
+            state, seconds_per_step={**state.seconds_per_step, stage.name: seconds}
+        )
+        if self.group.is_first:
+            self._write_plan(state)
+        return state
 
     @staticmethod
     def is_due(every: int, step: int, *, at_epoch_end: bool) -> bool:
@@ -395,8 +433,16 @@ class Training:
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "metrics": state.best_metrics,
             "samples": {name: len(stream.tokens) for name, stream in self.streams.items()},
+            "stage_steps": self._plan_steps(state),
         }
         _write_json(self.record.folder / RESULT, result)
+
+    def _write_plan(self, state: TrainState) -> None:
+        plan = {"steps": self._plan_steps(state), "done": state.total}
+        _write_json(self.record.folder / PLAN, plan)
+
+    def _plan_steps(self, state: TrainState) -> dict[str, int]:
+        return {stage.name: self.stage_steps(n, state) for n, stage in enumerate(self.stages)}
 
     def _log_message(self, message: str) -> None:
         if self.group.is_first:

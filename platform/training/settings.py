@@ -28,8 +28,15 @@ class TrainingConfig:
     schedule: Literal["constant", "noam", "linear", "cosine"] = "constant"
     """Decay of the learning rate after the warm-up: constant, inverse square root (noam), linear or
     cosine."""
+    warmup_share: Share = 0.0
+    """Share of each stage's steps in which the learning rate rises linearly from 0. Usually 0 to
+    0.1."""
     warmup_steps: Steps = 0
-    """Steps in which the learning rate rises linearly from 0. Usually 0 to a tenth of all steps."""
+    """The same as a number of steps, for stages without a schedule of their own; the longer of both
+    is used."""
+    dropout_decay_share: Share = 0.0
+    """Share of each stage's steps, at its end, in which dropout and word dropout decay linearly to
+    0; patience counts validations only from then on. Usually 0 to 0.5."""
     adam_beta1: Share = 0.9
     """Adam beta1. Usually 0.9; 0.5 to 0.9 for adversarial training."""
     adam_beta2: Share = 0.999
@@ -48,8 +55,9 @@ class TrainingConfig:
     `eight-gpus-zero-2`, `many-nodes`, or a JSON file (docs/operations.md). Its ZeRO stage is used
     if --zero is not given."""
     loss_scale: Literal["mean", "public"] = "mean"
-    """`public` sums token terms over the batch, as the papers' code does, which gives the emotion
-    loss far less weight than the papers state."""
+    """`mean` divides token terms by the mean number of tokens in a batch and sample terms by the
+    mean number of samples, both constants of the run; `public` sums token terms over the batch, as
+    the papers' code does, which gives the emotion loss far less weight than the papers state."""
     max_epochs: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 12
     """Maximum number of epochs, all stages together. Usually 3 to 50."""
     evaluate_every: Steps = 0

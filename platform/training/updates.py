@@ -1,13 +1,46 @@
 """What one update of a stage consists of: its loss, the weights it trains, its random numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attune.models.base import Losses, Update, Variant
+from attune.models.base import PAIRED, Batch, Losses, Update, Variant
+from attune.platform.batching.streams import Stream
+from attune.platform.training.settings import TrainingConfig
+
+
+class LossScale:
+    """The divisors of loss terms in training, for each part of a worker's batch.
+
+    A sum over tokens is divided by n L and a sum over samples by n, where n is the mean number of
+    samples in a batch of the stream and L the mean response length of train. Both are constants of
+    the run. Batches contain responses of similar lengths: divided by its own tokens, a token of a
+    short response would weigh several times as much as one of a long response.
+    """
+
+    def __init__(self, settings: TrainingConfig, streams: Mapping[str, Stream], world_size: int):
+        self.is_public = settings.loss_scale == "public"
+        self.accumulation, self.world_size = settings.accumulation, world_size
+        self.mean_samples = {
+            name: len(stream.tokens) / len(stream.plan(0)) / world_size
+            for name, stream in streams.items()
+        }
+        """Of each stream, for one worker."""
+        self.response_length = float(streams[PAIRED].tokens.mean())
+        """L, in the variant's own tokens, `<eos>` included."""
+
+    def scaled_batch(self, stream: str, batch: Batch, tensors: Mapping[str, Tensor]) -> Batch:
+        """Return a part of a stream's batch, `tensors`, with the divisors of its loss terms."""
+        if self.is_public:  # token terms are summed over the batch, sample terms are its mean
+            samples, tokens = batch.samples, 1 / self.world_size
+        else:
+            samples = self.mean_samples[stream]
+            tokens = samples * self.response_length
+        parts = self.accumulation
+        return Batch(tensors=tensors, samples=samples / parts, tokens=tokens / parts)
 
 
 def total_loss(update: Update, terms: Losses) -> Tensor:

@@ -114,7 +114,7 @@ SCHEDULES = {
     # 3 and 9 steps; the reasoner learns in both, and gates are drawn.
     "emotion-cause-hard": (12, {**NOISY, "checkpoint_every": 2}, (3, 7)),
     # Three streams side by side; unpaired texts join in the fourth step, and states are drawn.
-    "dual-emp": (8, {**NOISY, "checkpoint_every": 2, "paired_steps": 3}, (3, 7)),
+    "dual-emp": (8, {**NOISY, "checkpoint_every": 2, "paired_share": 0.375}, (3, 7)),
 }
 
 
@@ -304,6 +304,39 @@ def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
     [stage] = model.variant.stages()
     metrics = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
     assert metrics["valid_loss"] == pytest.approx(best, rel=1e-6)
+
+
+def test_patience_waits_until_dropout_decays(begin):
+    settings = {"learning_rate": 3.0, "patience": 2, "evaluate_every": 2}
+    run = begin("dummy", "waits", max_steps=60, dropout_decay_share=0.5, **settings)
+    assert train_run(run)
+    best, *_, last = [s for s, m in logged(run) if "valid_loss" in m]
+    assert json.loads((run.folder / loop.RESULT).read_text())["best_step"] == best == 2
+    assert last == 34  # the second validation since the decay began in step 31
+
+
+def test_minutes_become_steps_within_which_the_rate_decays(begin, monkeypatch):
+    """The number of steps is estimated once, from the speed of the first ones."""
+    clock, speed, real = [0.0], [1.0], Training._apply_update
+
+    def takes_time(*arguments):
+        clock[0] += speed[0]
+        return real(*arguments)
+
+    monkeypatch.setattr(Training, "_apply_update", takes_time)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    run = begin("dummy", "timed", max_steps=None, schedule="linear", checkpoint_every=20)
+    run = run.update(max_minutes=2.0)
+    with monkeypatch.context() as patched:
+        kill_at(patched, 75)
+        with pytest.raises(Killed):
+            train_run(run)
+    speed[0] = 0.1  # the estimate stays
+    assert train_run(run)
+    result = json.loads((run.folder / loop.RESULT).read_text())
+    assert result["steps"] == result["stage_steps"]["train"] == 108  # 0.9 of 120 seconds
+    rates = [m["learning_rate"] for _, m in logged(run) if "learning_rate" in m]
+    assert rates[-1] == pytest.approx(rates[0] / 108, rel=0.01)
 
 
 def test_init_takes_over_weights_and_words(begin, prepared):

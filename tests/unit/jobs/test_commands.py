@@ -36,7 +36,7 @@ def test_variants(call):
     assert (multi["system"], multi["ablation_of"]) == ("Multi-TRS", None)
     spaces = multi["search_spaces"]
     assert spaces["architecture"]["num_layers"] == {"type": "choice", "values": [1, 2, 4]}
-    weight = {"type": "loguniform", "low": 0.1, "high": 10.0}
+    weight = {"type": "loguniform", "low": 0.01, "high": 1.0}
     assert spaces["loss-weights"]["emotion_weight"] == weight
     assert "learning_rate" in spaces["optimizer"]
 

@@ -156,9 +156,9 @@ def test_unpaired_texts_need_no_counterpart(build, batch):
     }
     losses = variant.losses(batches, EARLY)
     assert set(variant.loss_weights()) == set(losses)
-    waits = build("dual-emp", paired_steps=5).variant.train()
+    waits = build("dual-emp", paired_share=0.5).variant.train()
     assert "policy_contexts" not in waits.losses(batches, EARLY)
-    assert "policy_contexts" in waits.losses(batches, Progress(step=5))
+    assert "policy_contexts" in waits.losses(batches, Progress(step=5, fraction=0.5))
     seldom = build("dual-emp", unpaired_every=3).variant.train()
     steps = [Progress(step=step) for step in range(6)]
     joined = ["policy_contexts" in seldom.losses(batches, step) for step in steps]
@@ -277,10 +277,10 @@ def test_the_vaes_second_decoder_sees_the_response_alone(build, batch):
 
 
 def test_the_kl_weight_of_the_vae_rises(build, batch):
-    variant = build("dual-vae", dropout=0.0, word_dropout=0.0, annealing_steps=10).variant.train()
+    variant = build("dual-vae", dropout=0.0, word_dropout=0.0, annealing_share=0.5).variant.train()
     values = [
-        variant.losses({PAIRED: batch}, Progress(step=step))["divergence"].item()
-        for step in (0, 5, 10, 20)
+        variant.losses({PAIRED: batch}, Progress(fraction=fraction))["divergence"].item()
+        for fraction in (0.0, 0.25, 0.5, 1.0)
     ]
     assert values[0] == 0
     assert values[1] * 2 == pytest.approx(values[2])

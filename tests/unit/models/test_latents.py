@@ -51,9 +51,9 @@ def test_kl_of_gaussians():
 
 
 @pytest.mark.parametrize(
-    ("annealing_steps", "step", "training", "weight"),
-    [(10, 0, True, 0.0), (10, 5, True, 0.5), (10, 30, True, 1.0), (10, 5, False, 1.0),
-     (0, 0, True, 1.0)],
+    ("annealing_share", "fraction", "training", "weight"),
+    [(0.5, 0.0, True, 0.0), (0.5, 0.25, True, 0.5), (0.5, 0.75, True, 1.0),
+     (0.5, 0.25, False, 1.0), (0.0, 0.0, True, 1.0)],
 )  # fmt: skip
-def test_kl_weight(annealing_steps, step, training, weight):
-    assert kl_weight(annealing_steps, Progress(step=step), training=training) == weight
+def test_kl_weight(annealing_share, fraction, training, weight):
+    assert kl_weight(annealing_share, Progress(fraction=fraction), training=training) == weight

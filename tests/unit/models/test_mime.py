@@ -170,20 +170,21 @@ def test_explanations(build, batch, name, gate):
 
 
 def test_kl_is_annealed_in_training_only(build, batch):
-    variant = build("mime", annealing_steps=10).variant
+    variant = build("mime", annealing_share=0.5).variant
     context = torch.randn(len(batch), variant.config.width)
     negative_elbo = {}
     for training in (True, False):
         variant.train(training)
-        for step in (0, 5, 10, 20):
+        for fraction in (0, 0.25, 0.5, 1):
             torch.manual_seed(0)
-            posterior = variant.posterior_emotions(context, batch["emotion"], Progress(step=step))
-            negative_elbo[training, step] = posterior.negative_elbo.detach()
-    kl = negative_elbo[True, 10] - negative_elbo[True, 0]
+            progress = Progress(fraction=fraction)
+            posterior = variant.posterior_emotions(context, batch["emotion"], progress)
+            negative_elbo[training, fraction] = posterior.negative_elbo.detach()
+    kl = negative_elbo[True, 0.5] - negative_elbo[True, 0]
     assert (kl > 0).all()
-    assert torch.allclose(negative_elbo[True, 5] - negative_elbo[True, 0], kl / 2, atol=1e-5)
-    assert torch.equal(negative_elbo[True, 20], negative_elbo[True, 10])
-    assert torch.equal(negative_elbo[False, 0], negative_elbo[False, 20])
+    assert torch.allclose(negative_elbo[True, 0.25] - negative_elbo[True, 0], kl / 2, atol=1e-5)
+    assert torch.equal(negative_elbo[True, 1], negative_elbo[True, 0.5])
+    assert torch.equal(negative_elbo[False, 0], negative_elbo[False, 1])
 
 
 def test_the_figure_of_embeddings(build):

@@ -10,7 +10,7 @@ from attune.models.layers import DecoderLayer
 from attune.models.moel import Routing
 from tests.contract import rows_of
 
-AT_THE_END = Progress(step=10**9)
+AT_THE_END = Progress(fraction=1.0)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_listeners_with_weight_0_change_nothing(variant, batch):
 
 
 def test_only_active_listeners_get_a_gradient(build, batch):
-    variant = build("moel", top_k=1, true_emotion_decay=0.0).variant.train()
+    variant = build("moel", top_k=1, true_emotion_share=0.0).variant.train()
     few = rows_of(batch, [0, 1, 2])
     terms = variant.losses({PAIRED: few}, AT_THE_END)
     terms["nll"].backward()
@@ -106,7 +106,7 @@ def test_only_active_listeners_get_a_gradient(build, batch):
 
 
 def test_the_true_emotion_is_used_early_in_training(build, batch):
-    variant = build("moel", true_emotion_decay=100.0).variant
+    variant = build("moel", true_emotion_share=0.01).variant
     logits = torch.randn(len(batch), 32)
     weights, emotion = variant.listener_weights(logits), batch["emotion"]
     truth = torch.nn.functional.one_hot(emotion, 32).float()
@@ -114,7 +114,7 @@ def test_the_true_emotion_is_used_early_in_training(build, batch):
     assert torch.equal(variant._mix_true_emotions(weights, emotion, AT_THE_END), weights)
     torch.manual_seed(0)
     mixed = variant._mix_true_emotions(
-        weights[:1].expand(4000, -1), emotion[:1].expand(4000), Progress(step=100)
+        weights[:1].expand(4000, -1), emotion[:1].expand(4000), Progress(fraction=0.01)
     )
     share = (mixed == truth[:1]).all(dim=1).float().mean()
     assert share.item() == pytest.approx(1 / torch.e, abs=0.03)

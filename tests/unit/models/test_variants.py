@@ -46,6 +46,15 @@ def test_parts_add_up(model, batch):
     contract.check_parts_add_up(model.variant, batch)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_dropout_can_be_switched_off(name, build, batch):
+    fields = {field.name for field in dataclasses.fields(all_variants()[name][0].Config)}
+    rates = {"dropout", "word_dropout"} & fields
+    noisy = build(name, **dict.fromkeys(rates, 0.5)).variant
+    plain = build(name, **dict.fromkeys(rates, 0.0)).variant
+    contract.check_dropout_can_be_switched_off(noisy, plain, batch)
+
+
 def test_saved_is_loaded(model, batch, tmp_path):
     contract.check_saved_is_loaded(model, batch, tmp_path)
 

@@ -46,7 +46,7 @@ def taught(variant, stage, columns, training, *, seed=0):
         variant.train()
         for epoch in range(training.max_epochs):
             for batch in stream.epoch(epoch):
-                optimizer.param_groups[0]["lr"] = rate(training, step, steps)
+                optimizer.param_groups[0]["lr"] = rate(training, stage, step, steps)
                 progress = Progress(step=step, fraction=step / steps)
                 losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
                 optimizer.zero_grad()
