@@ -1,4 +1,4 @@
-"""`attune annotate`: what a trained annotator finds, added to prepared data."""
+"""`attune annotate`: add cause labels, or labels of utterances, to prepared data."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from attune.jobs import options
-from attune.jobs.console import Json, console, print_json, progress
+from attune.jobs.console import Json, console, print_json, progress_bar
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Add to prepared data what a trained annotator finds in it.",
+    help="Add to prepared data the labels that a trained annotator or classifier predicts.",
 )
 
 
@@ -21,26 +21,21 @@ def cause_command(
         str,
         typer.Argument(metavar="RUN", help="A run of `cause-annotator`, by name or MLflow id."),
     ],
-    data: Annotated[str, typer.Option(metavar="bundled|DIR", help="The prepared data to mark.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The folder to make. It appears whole or not at all.",
-            show_default="the data's name with -causes, beside it",
-        ),
-    ] = None,
+    data: Annotated[
+        str, typer.Option(metavar="bundled|DIR", help="The prepared data to annotate.")
+    ],
+    out: Annotated[Path | None, options.copy_option("causes")] = None,
     threshold: options.Threshold = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Mark anew what has marks of causes already.")
+        bool, typer.Option("--replace", help="Replace cause labels of the data.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Mark which utterances hold the cause of the emotion, from each sample's own context only.
+    """Label the utterances that are causes of the emotion, from each sample's own context only.
 
-    Makes a new prepared folder with the marks in `context_causes`; its manifest says which run made
-    them, and with which threshold. The work is shared by the cores of the machine, or of the
-    cluster that RAY_ADDRESS names. Given again after an interruption, it goes on.
+    Writes a new prepared folder with the labels in `context_causes`; its manifest records the run
+    and the threshold. Uses all cores of the machine, or of the cluster that RAY_ADDRESS names.
+    After an interruption, the same command resumes.
 
     Examples:
 
@@ -53,22 +48,21 @@ def cause_command(
     run = options.find_trained_run(name)
     folder = find_data(data)
     target = out or folder.with_name(f"{folder.name}-causes")
-    with progress("samples") as bar:
-        task = bar.add_task(f"{run.name} marks {folder.name}", total=None)
+    with progress_bar("samples", f"{run.name} annotates {folder.name}") as bar:
         manifest = annotate_causes(
             run,
             folder,
             target,
             threshold=CAUSE_THRESHOLD if threshold is None else threshold,
             replace=replace,
-            total=lambda count: bar.update(task, total=count),
-            progress=lambda done: bar.advance(task, done),
+            total=bar.total,
+            progress=bar.advance,
         )
     shares = cause_shares(target)
     screen = console(as_json)
     for stream, share in shares.items():
-        screen.print(f"{stream}: {share:.1%} of the utterances hold a cause", markup=False)
-    screen.print(f"marked data: {target} ({manifest['hash'][:12]})", markup=False)
+        screen.print(f"{stream}: {share:.1%} of the utterances are causes", markup=False)
+    screen.print(f"annotated data: {target} ({manifest['hash'][:12]})", markup=False)
     if as_json:
         print_json(
             {
@@ -88,25 +82,16 @@ def emotions_command(
         typer.Argument(metavar="RUN", help="A run of `intent-classifier`, by name or MLflow id."),
     ],
     data: Annotated[str, typer.Option(metavar="bundled|DIR", help="The prepared data to label.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The folder to make. It appears whole or not at all.",
-            show_default="the data's name with -emotions, beside it",
-        ),
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Label anew what has labels already.")
-    ] = False,
+    out: Annotated[Path | None, options.copy_option("emotions")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace labels of the data.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Label every utterance with one of the 41 emotions and intents, and its whole distribution.
+    """Label every utterance with one of the 41 emotions and intents.
 
-    Makes a new prepared folder with the likeliest labels in `context_labels` and `response_label`,
-    and the calibrated probabilities of all labels in `emotions.parquet`, an utterance a row. The
-    work is shared by the cores of the machine, or of the cluster that RAY_ADDRESS names. Given
-    again after an interruption, it goes on.
+    Writes a new prepared folder with the most likely labels in `context_labels` and
+    `response_label`, and the calibrated probabilities of all labels in `emotions.parquet`, one
+    utterance per row. Uses all cores of the machine, or of the cluster that RAY_ADDRESS names.
+    After an interruption, the same command resumes.
 
     Examples:
 
@@ -120,21 +105,20 @@ def emotions_command(
     run = options.find_trained_run(name)
     folder = find_data(data)
     target = out or folder.with_name(f"{folder.name}-emotions")
-    with progress("samples") as bar:
-        task = bar.add_task(f"{run.name} labels {folder.name}", total=None)
+    with progress_bar("samples", f"{run.name} labels {folder.name}") as bar:
         manifest = label_utterances(
             run,
             folder,
             target,
             replace=replace,
-            total=lambda count: bar.update(task, total=count),
-            progress=lambda done: bar.advance(task, done),
+            total=bar.total,
+            progress=bar.advance,
         )
     dialogs = read_emotionality(target)
     mean = float(dialogs["emotionality"].to_numpy().mean())
     screen = console(as_json)
-    screen.print(f"{dialogs['utterances'].sum():,} utterances of {dialogs.height:,} dialogs")
-    screen.print(f"mean emotionality of a dialog: {mean:.3f}")
+    screen.print(f"{dialogs['utterances'].sum():,} utterances of {dialogs.height:,} dialogues")
+    screen.print(f"mean emotionality of a dialogue: {mean:.3f}")
     screen.print(f"labelled data: {target} ({manifest['hash'][:12]})", markup=False)
     if as_json:
         print_json(

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -52,6 +53,27 @@ def progress(unit: str) -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
+
+
+@dataclass(frozen=True)
+class ProgressBar:
+    """The callbacks of a function that reports its progress."""
+
+    total: Callable[[int], None]
+    """Sets what is to be done in all."""
+    advance: Callable[[int], None]
+    """Adds what was just done."""
+
+
+@contextmanager
+def progress_bar(unit: str, description: str) -> Iterator[ProgressBar]:
+    """Show one bar, whose total is known later or never."""
+    with progress(unit) as bars:
+        task = bars.add_task(description, total=None)
+        yield ProgressBar(
+            total=lambda count: bars.update(task, total=count),
+            advance=partial(bars.advance, task),
+        )
 
 
 @contextmanager

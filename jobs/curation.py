@@ -1,4 +1,4 @@
-"""`attune data turns`, `curate` and `select`: emotional dialogs out of subtitles."""
+"""`attune data turns`, `curate` and `select`: extract emotional dialogues from subtitles."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from attune.jobs.console import Json, console, print_json, progress
+from attune.jobs.console import Json, console, print_json, progress_bar
+from attune.jobs.options import Format, OutFolder
 from attune.jobs.tables import table
-from attune.platform.data.sources import AUTO, READERS
+from attune.platform.data.sources import AUTO
 
 EACH_LINE = "none"
 """For `--turns`: each line is a turn of its own."""
@@ -19,28 +20,23 @@ def turns(
         str, typer.Option(metavar="PATH", help="Conversations whose speakers are known.")
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The classifier, as JSON.")],
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="|".join((AUTO, *READERS)), help="What the files are; auto looks."
-        ),
-    ] = AUTO,
+    form: Format = AUTO,
     lines: Annotated[
         str,
         typer.Option(
             metavar="sentences|utterances",
-            help="What a line is: each sentence, as in OPUS, or an utterance as it stands.",
+            help="Train on single sentences, which lines of OPUS are, or on whole utterances.",
         ),
     ] = "sentences",
-    seed: Annotated[int, typer.Option(min=0, help="Of the SVM.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the SVM.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Teach a linear SVM whether two neighbouring lines have the same speaker, for `data curate`.
+    """Train a linear SVM to predict whether two adjacent lines have the same speaker.
 
-    Learns from MELD, or from your own dialogues where utterances have a `speaker` and, if known,
-    `start` and `end` (docs/curating.md). Episodes go to train, valid and test by their names; the
-    accuracy on test, its mean over both answers, and the F1 of "same" stand beside those of always
-    saying "changed", and beside the paper's accuracy.
+    `data curate` needs it to merge lines into turns. The data are MELD, or your own dialogues whose
+    utterances have a `speaker` and, if known, `start` and `end` (docs/curating.md). Episodes are
+    split by a hash of their names. Reports accuracy, balanced accuracy and F1 of "same" on test,
+    next to those of always predicting "changed" and the accuracy in the paper.
 
     Examples:
 
@@ -49,8 +45,7 @@ def turns(
     """
     from attune.platform.curation import turns
 
-    with progress("") as bar:
-        bar.add_task("learning who speaks", total=None)
+    with progress_bar("", "training the turn classifier"):
         classifier = turns.train(source, form, lines, seed)
         classifier.save(out)
     report = classifier.report
@@ -80,47 +75,45 @@ def curate(
         list[Path],
         typer.Option(
             metavar="PATH",
-            help="A folder of subtitles, with folders inside it or not, or one file: OPUS XML and "
-            "SRT, packed with .gz or not. May be given several times.",
+            help="A folder of subtitles, searched at any depth, or one file: OPUS XML or SRT, also "
+            "with .gz. May be given several times.",
         ),
     ],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="The folder to make. It appears whole or not at all."),
-    ],
+    out: OutFolder,
     model: Annotated[
         str,
         typer.Option(
             "--turns",
             metavar="FILE|none",
-            help="A classifier by `attune data turns`, or none: each line is a turn.",
+            help="The classifier from `attune data turns`; with `none` each line is a turn.",
         ),
     ],
     gap: Annotated[
-        float, typer.Option(metavar="SECONDS", help="The silence that ends a dialog.")
+        float, typer.Option(metavar="SECONDS", help="The silence that ends a dialogue.")
     ] = 5.0,
     without: Annotated[
         list[str] | None,
         typer.Option(
             metavar="STEP",
-            help="A step of cleaning to leave out: markup, lyrics, credits, sounds, speakers, "
+            help="A cleaning step to skip: markup, lyrics, credits, sounds, speakers, "
             "spelling, short, long, letters, english, alone or duplicates. May be given several "
             "times.",
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Cores to use at once.", show_default="all of the cluster"),
+        typer.Option(
+            min=1, help="Maximum number of cores to use.", show_default="all of the cluster"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make dialogs out of subtitles: clean lines, join them to turns, cut where nobody speaks.
+    """Extract dialogues from subtitles: clean lines, merge them into turns, split at silences.
 
-    `attune data prepare --source DIR` reads what it makes. Each step of cleaning is counted, and
-    dialogs, turns and tokens are told before and after (Table 1 of MEED2's paper). A damaged file
-    is listed in DIR/rejects.jsonl and does not stop the others. The work is shared by the cores of
-    the machine, or of the cluster that RAY_ADDRESS names. Given again after an interruption, it
-    goes on.
+    `attune data prepare --source DIR` reads the result. Reports the number of dialogues, turns and
+    tokens before and after cleaning (Table 1 of Xie and Pu 2021), and the count of each step.
+    Damaged files are listed in DIR/rejects.jsonl. Uses all cores of the machine, or of the cluster
+    that RAY_ADDRESS names. After an interruption, the same command resumes.
 
     Examples:
 
@@ -130,8 +123,7 @@ def curate(
     from attune.platform.curation import curate
     from attune.platform.data import dataset_folder
 
-    with progress("files") as bar:
-        task = bar.add_task("curating", total=None)
+    with progress_bar("files", "curating") as bar:
         manifest, speed = curate.curate(
             source,
             out,
@@ -139,8 +131,8 @@ def curate(
             gap=gap,
             without=without or (),
             workers=workers,
-            total=lambda count: bar.update(task, total=count),
-            progress=lambda done: bar.advance(task, done),
+            total=bar.total,
+            progress=bar.advance,
         )
     screen = console(as_json)
     _show_statistics(screen, manifest["statistics"])
@@ -155,7 +147,7 @@ def curate(
             f"{speed['lines_per_second']:,.0f} a second, "
             f"{speed['lines_per_second_per_core']:,.0f} a second of a core"
         )
-    screen.print(f"dialogs: {out} ({manifest['hash'][:12]})", markup=False)
+    screen.print(f"dialogues: {out} ({manifest['hash'][:12]})", markup=False)
     screen.print(f"next: attune data prepare --source {out} --out DIR", markup=False, style="dim")
     if as_json:
         print_json(
@@ -175,28 +167,25 @@ def curate(
 def select(
     data: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="A folder made by `attune annotate emotions`."),
+        typer.Argument(metavar="DIR", help="A folder from `attune annotate emotions`."),
     ],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="The folder to make. It appears whole or not at all."),
-    ],
+    out: OutFolder,
     top: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The N most emotional dialogs.")
+        int | None, typer.Option(metavar="N", min=1, help="Keep the N most emotional dialogues.")
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(metavar="E", help="All dialogs whose emotionality is at least this."),
+        typer.Option(metavar="E", help="Keep dialogues with at least this emotionality."),
     ] = None,
-    rest: Annotated[bool, typer.Option("--rest", help="Keep the others instead.")] = False,
+    rest: Annotated[bool, typer.Option("--rest", help="Keep the other dialogues instead.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Keep the emotional dialogs of a labelled corpus, as a prepared folder of their own.
+    """Write the emotional dialogues of a labelled corpus to a prepared folder.
 
-    The emotionality of an utterance is the sum of the probabilities of the 32 emotions, that of a
-    dialog the mean over its utterances. Dialogs, turns and tokens are told as in Table 2 of MEED2's
-    paper; `attune show labels DIR` draws its Figure 2. With --rest it is the other dialogs that are
-    kept: the paper learns from these first, and from the emotional ones after.
+    The emotionality of an utterance is the sum of the probabilities of the 32 emotions; that of a
+    dialogue is the mean over its utterances. Reports the number of dialogues, turns and tokens
+    (Table 2 of Xie and Pu 2021); `attune show labels DIR` draws their Figure 2. With --rest the
+    other dialogues are kept, on which the paper pre-trains.
 
     Examples:
 
@@ -206,22 +195,21 @@ def select(
     """
     from attune.platform.enrichment.filters import select_dialogues
 
-    with progress("samples") as bar:
-        task = bar.add_task("selecting", total=None)
+    with progress_bar("samples", "selecting") as bar:
         manifest, chosen = select_dialogues(
             data,
             out,
             top=top,
             threshold=threshold,
             rest=rest,
-            total=lambda count: bar.update(task, total=count),
-            progress=lambda done: bar.advance(task, done),
+            total=bar.total,
+            progress=bar.advance,
         )
     spread = chosen["emotionality"].to_numpy()
     screen = console(as_json)
     _show_statistics(screen, {"the rest" if rest else "selected": manifest["statistics"]})
     screen.print(f"emotionality from {spread.min():.3f} to {spread.max():.3f}")
-    screen.print(f"dialogs: {out} ({manifest['hash'][:12]})", markup=False)
+    screen.print(f"dialogues: {out} ({manifest['hash'][:12]})", markup=False)
     if as_json:
         print_json(
             {
@@ -239,7 +227,7 @@ def select(
 
 
 def _show_statistics(screen: Console, statistics: dict[str, dict[str, float]]) -> None:
-    """As in Tables 1 and 2 of MEED2's paper."""
+    """Print sizes, as in Tables 1 and 2 of Xie and Pu 2021."""
     shown = table("", "", *statistics, numbers=tuple(statistics))
     for row in next(iter(statistics.values())):
         digits = ".2f" if "_per_" in row else ".0f"
@@ -249,14 +237,15 @@ def _show_statistics(screen: Console, statistics: dict[str, dict[str, float]]) -
 
 
 def _show_steps(screen: Console, steps: dict[str, int]) -> None:
+    """Print what each cleaning step changed or dropped."""
     from attune.platform.curation.cleaning import DIALOG_STEPS, LINE_STEPS, TURN_STEPS
 
     what = {
-        **dict.fromkeys(LINE_STEPS, "lines changed or left out"),
-        **dict.fromkeys(TURN_STEPS, "turns left out"),
-        **dict.fromkeys(DIALOG_STEPS, "dialogs left out"),
+        **dict.fromkeys(LINE_STEPS, "lines changed or dropped"),
+        **dict.fromkeys(TURN_STEPS, "turns dropped"),
+        **dict.fromkeys(DIALOG_STEPS, "dialogues dropped"),
     }
     shown = table("", "step", "count", "of", numbers=("count",))
     for step, count in steps.items():
-        shown.add_row(step, f"{count:,}", what.get(step, "dialogs left out"))
+        shown.add_row(step, f"{count:,}", what.get(step, "dialogues dropped"))
     screen.print(shown)

@@ -1,4 +1,4 @@
-"""`attune data`: from raw conversations to a folder that models learn from."""
+"""`attune data`: prepare conversations for training, inspect and enrich them."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,12 +6,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from attune.jobs import curation
-from attune.jobs.console import Json, console, print_json, progress
+from attune.jobs import curation, options
+from attune.jobs.console import Json, console, print_json, progress_bar
+from attune.jobs.options import Format, OutFolder
+from attune.jobs.tables import table
 from attune.platform.core.errors import UsageError
-from attune.platform.data.sources import AUTO, READERS
+from attune.platform.data.sources import AUTO
 
 # Importing the tokenizer (nltk) takes two seconds, which `--help` should not: commands import it.
 
@@ -31,38 +32,27 @@ def prepare_command(
             help="`bundled` for the corpus that comes with Attune, or your own file or folder.",
         ),
     ],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="The folder to make. It appears whole or not at all."),
-    ],
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="|".join((AUTO, *READERS)), help="What the files are; auto looks."
-        ),
-    ] = AUTO,
+    out: OutFolder,
+    form: Format = AUTO,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Stop at the first bad row instead of setting it aside."),
+        typer.Option("--strict", help="Stop at the first bad row instead of rejecting it."),
     ] = False,
     any_emotion: Annotated[
         bool,
-        typer.Option(
-            "--any-emotion", help="Keep emotions outside the known ones (for harvesting)."
-        ),
+        typer.Option("--any-emotion", help="Accept unknown emotions (for harvesting)."),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace another preparation that lies in DIR.")
+        bool, typer.Option("--overwrite", help="Replace other prepared data in DIR.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Turn raw conversations into samples: one per listener turn, with the context so far.
 
-    Reads EmpatheticDialogues (`ed`), EDOS (`edos`), RECCON (`reccon`), MELD (`meld`), cause marks
-    of EmpatheticDialogues (`ed-causes`), EmpatheticIntents (`intents`) and anybody's own dialogues
-    (`dialogues`: JSON lines, CSV or Parquet; docs/data.md shows the form). The same input gives the
-    same bytes. Rows that cannot be used are set aside in DIR/rejects.jsonl, each with its file, row
-    and reason.
+    Reads EmpatheticDialogues (`ed`), EDOS (`edos`), RECCON (`reccon`), MELD (`meld`), cause labels
+    of EmpatheticDialogues (`ed-causes`), EmpatheticIntents (`intents`) and your own dialogues
+    (`dialogues`: JSON lines, CSV or Parquet; see docs/data.md). The same input gives the same
+    bytes. Rows that cannot be used are listed in DIR/rejects.jsonl, with file, row and reason.
 
     Examples:
 
@@ -72,8 +62,7 @@ def prepare_command(
     """
     from attune.platform.data import dataset_folder, prepare
 
-    with progress("utterances") as bar:
-        task = bar.add_task("preparing", total=None)
+    with progress_bar("utterances", "preparing") as bar:
         manifest = prepare.prepare(
             source,
             out,
@@ -81,7 +70,7 @@ def prepare_command(
             strict=strict,
             any_emotion=any_emotion,
             overwrite=overwrite,
-            progress=lambda utterances: bar.advance(task, utterances),
+            progress=bar.advance,
         )
     _show_counts(console(as_json), out, manifest)
     if as_json:
@@ -99,11 +88,13 @@ def prepare_command(
 @app.command("inspect")
 def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder.")],
-    samples: Annotated[int, typer.Option(min=0, help="How many samples to show.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Which samples to show.")] = 0,
+    samples: Annotated[int, typer.Option(min=0, help="The number of samples to show.")] = 3,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Random seed of the choice of samples.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show what a prepared folder holds: counts, emotions, lengths and a few samples."""
+    """Show a prepared folder: counts, emotions, lengths and a few samples."""
     from attune.platform.data import dataset_folder, inspection
 
     report = inspection.inspect(folder, samples=samples, seed=seed)
@@ -132,49 +123,45 @@ def harvest_command(
         list[str],
         typer.Option(
             metavar="PATH",
-            help="Conversations: a file or folder in any form that `data prepare` reads, or a "
-            "prepared folder. May be given several times.",
+            help="Conversations: a file or folder that `data prepare` reads, or a prepared folder. "
+            "May be given several times.",
         ),
     ],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="The folder to make. It appears whole or not at all."),
-    ],
+    out: OutFolder,
     threshold: Annotated[
-        float, typer.Option(metavar="P", help="How sure a text's emotion must be to be counted.")
+        float,
+        typer.Option(metavar="P", help="Count the texts whose emotion has a higher probability."),
     ] = 0.6,
-    min_length: Annotated[int, typer.Option(help="Tokens that a text has at least.")] = 3,
+    min_length: Annotated[int, typer.Option(help="Minimum number of tokens of a text.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Gather unpaired contexts and responses from conversations, each with its likeliest emotion.
+    """Collect unpaired contexts and responses from conversations, with their most likely emotions.
 
-    Reads EDOS, RECCON's DailyDialog, MELD, and anybody's own conversations (JSON lines of Reddit or
-    Twitter, say; docs/harvesting.md shows the form). All texts are kept with their calibrated
-    probabilities, so another threshold needs no classifier: give the command again, or train with
-    `--set harvest=DIR --set harvest_threshold=P`. The work is shared by the cores of the machine,
-    or of the cluster that RAY_ADDRESS names. Given again after an interruption, it goes on.
+    Reads EDOS, RECCON's DailyDialog, MELD and your own conversations, such as JSON lines of Reddit
+    or Twitter (docs/harvesting.md). All texts are kept with their calibrated probabilities, so the
+    threshold can be changed later: repeat the command, or train with
+    `--set harvest=DIR --set harvest_threshold=P`. Uses all cores of the machine, or of the cluster
+    that RAY_ADDRESS names. After an interruption, the same command resumes.
 
     Examples:
 
     - `attune data harvest emotion-classifier@latest --source edos/ --source meld/ --out data/open`
     - `attune data harvest mine --source reddit.jsonl.gz --out data/reddit --threshold 0.7`
     """
-    from attune.jobs import options
     from attune.platform.data import dataset_folder
     from attune.platform.enrichment.unpaired import count_unpaired, harvest_texts
 
     if not 0 <= threshold < 1:
         raise UsageError(f"--threshold: expected a number from 0 to below 1, got {threshold}")
     run = options.find_trained_run(name)
-    with progress("texts") as bar:
-        task = bar.add_task(f"{run.name} harvests", total=None)
+    with progress_bar("texts", f"{run.name} classifies") as bar:
         manifest = harvest_texts(
             run,
             source,
             out,
             min_length=min_length,
-            total=lambda count: bar.update(task, total=count),
-            progress=lambda done: bar.advance(task, done),
+            total=bar.total,
+            progress=bar.advance,
         )
     streams = count_unpaired(out, threshold)
     screen = console(as_json)
@@ -195,27 +182,26 @@ def harvest_command(
 
 
 def _show_harvest(screen: Console, streams: dict[str, Any], threshold: float) -> None:
-    table = _table(f"texts whose emotion is surer than {threshold}")
-    table.add_column("emotion")
-    for stream in streams:
-        table.add_column(stream, justify="right")
+    names = tuple(streams)
+    title = f"texts whose emotion has a probability above {threshold}"
+    shown = table(title, "emotion", *names, numbers=names)
     emotions = sorted({emotion for counts in streams.values() for emotion in counts["emotions"]})
     for emotion in emotions:
         kept = (f"{counts['emotions'].get(emotion, 0):,}" for counts in streams.values())
-        table.add_row(emotion, *kept)
-    table.add_row("all", *(f"{c['kept']:,} of {c['texts']:,}" for c in streams.values()))
-    screen.print(table)
+        shown.add_row(emotion, *kept)
+    shown.add_row("all", *(f"{c['kept']:,} of {c['texts']:,}" for c in streams.values()))
+    screen.print(shown)
 
 
 def _show_counts(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
-    table = _table(escape(f"{folder} ({manifest['format']}, {manifest['hash'][:12]})"))
-    for name in ("stream", "conversations", "samples"):
-        table.add_column(name, justify="left" if name == "stream" else "right")
+    title = escape(f"{folder} ({manifest['format']}, {manifest['hash'][:12]})")
+    numbers = ("conversations", "samples")
+    shown = table(title, "stream", *numbers, numbers=numbers)
     for stream, counts in manifest["splits"].items():
-        table.add_row(stream, f"{counts['conversations']:,}", f"{counts['samples']:,}")
-    screen.print(table)
+        shown.add_row(stream, f"{counts['conversations']:,}", f"{counts['samples']:,}")
+    screen.print(shown)
     for reason, count in manifest["tolerated"].items():
-        screen.print(f"put right: {count:,} {reason}", markup=False)
+        screen.print(f"corrected: {count:,} {reason}", markup=False)
     _show_rejected(screen, folder, manifest)
 
 
@@ -223,7 +209,7 @@ def _show_rejected(screen: Console, folder: Path, manifest: dict[str, Any]) -> N
     rejected = manifest["rejected"]
     if rejected["rows"]:
         where = folder / rejected["file"]
-        screen.print(f"set aside: {rejected['rows']:,} rows, listed in {where}", markup=False)
+        screen.print(f"rejected: {rejected['rows']:,} rows, listed in {where}", markup=False)
         for reason, count in rejected["reasons"].items():
             screen.print(f"  {count:,} x {reason}", markup=False)
 
@@ -232,34 +218,28 @@ def _show_emotions(screen: Console, emotions: dict[str, dict[str, int]]) -> None
     if not emotions:
         screen.print("no conversation has an emotion")
         return
-    streams = list(next(iter(emotions.values())))
+    streams = tuple(next(iter(emotions.values())))
     most = max(max(counts.values()) for counts in emotions.values())
-    table = _table("samples by emotion")
-    table.add_column("emotion")
-    for stream in streams:
-        table.add_column(stream, justify="right")
-    table.add_column("")
+    shown = table("samples by emotion", "emotion", *streams, "", numbers=streams)
     for emotion, counts in emotions.items():
         bar = "\u2588" * round(30 * counts[streams[0]] / most)
-        table.add_row(escape(emotion), *(f"{counts[s]:,}" for s in streams), f"[cyan]{bar}[/cyan]")
-    screen.print(table)
+        shown.add_row(escape(emotion), *(f"{counts[s]:,}" for s in streams), f"[cyan]{bar}[/cyan]")
+    screen.print(shown)
 
 
 def _show_lengths(screen: Console, lengths: dict[str, dict[str, float]]) -> None:
-    table = _table("lengths in train")
-    table.add_column("")
-    for column in next(iter(lengths.values())):
-        table.add_column(column, justify="right")
+    columns = tuple(next(iter(lengths.values())))
+    shown = table("lengths in train", "", *columns, numbers=columns)
     for name, row in lengths.items():
-        table.add_row(name, *(f"{value:,.0f}" for value in row.values()))
-    screen.print(table)
+        shown.add_row(name, *(f"{value:,.0f}" for value in row.values()))
+    screen.print(shown)
 
 
 def _show_vocabulary(screen: Console, vocabulary: dict[str, Any]) -> None:
-    screen.print(f"{vocabulary['types']:,} different tokens to learn from")
+    screen.print(f"{vocabulary['types']:,} distinct tokens in train")
     for split, share in vocabulary["unknown_share"].items():
         if share is not None:
-            screen.print(f"  {share:.2%} of the tokens of {split}'s responses are not among them")
+            screen.print(f"  {share:.2%} of the tokens of {split}'s responses are unknown")
 
 
 def _show_samples(screen: Console, samples: list[dict[str, Any]]) -> None:
@@ -273,7 +253,3 @@ def _show_samples(screen: Console, samples: list[dict[str, Any]]) -> None:
             screen.print(f"  response: {sample['response']}", markup=False, style="green")
         if sample["next_turn"]:
             screen.print(f"      next: {sample['next_turn']}", markup=False, style="dim")
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)

@@ -2,11 +2,13 @@
 
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.data.sources import AUTO, READERS
 
 if TYPE_CHECKING:  # torch takes a second to import, which would slow down `--help`
     from attune.models.decoding import Decoding
@@ -53,6 +55,29 @@ Threshold = Annotated[
         show_default="0.5, or 0.6",
     ),
 ]
+
+
+OutFolder = Annotated[
+    Path,
+    typer.Option(metavar="DIR", help="The folder to write. It appears complete or not at all."),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="|".join((AUTO, *READERS)),
+        help="The format of the files; `auto` recognises it.",
+    ),
+]
+
+
+def copy_option(suffix: str) -> Any:
+    """The option `--out` of a command that copies prepared data and adds columns to them."""
+    return typer.Option(
+        metavar="DIR",
+        help="The folder to write. It appears complete or not at all.",
+        show_default=f"the data's name with -{suffix}, beside it",
+    )
 
 
 def parse_overrides(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
