@@ -94,7 +94,23 @@ def test_functions_of_the_architecture_are_in_the_files_named_beside_them():
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/adding-a-system.md"]
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(
+            f"docs/{name}.md"
+            for name in (
+                "architecture",
+                "adding-a-system",
+                "data",
+                "harvesting",
+                "annotating",
+                "curating",
+                "metrics",
+            )
+        ),
+    ],
 )
 def test_paths_in_documents_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
