@@ -22,6 +22,10 @@ from tests.golden.commands import runs_in_this_process
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 ADDING_A_SYSTEM = ROOT / "docs" / "adding-a-system.md"
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("infra/*.md"))
+)
 EXAMPLE_VARIANT = "seq2seq"
 EXAMPLE_FILE = "models/seq2seq.py"  # what a reader of the example writes
 
@@ -123,6 +127,28 @@ def test_paths_in_documents_exist(document):
     assert not missing
 
 
+def anchors(text):
+    """Return the anchors of the headings of a document, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_between_documents_lead_to_headings(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for path, anchor in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", text):
+        target = (ROOT / document).parent / path if path else ROOT / document
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{path}#{anchor}"
+
+
+def test_every_document_is_in_the_index():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.name == "README.md" or f"]({path.name})" in index, path.name
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/architecture.md"])
 def test_every_package_of_the_platform_is_described(document):
     text = (ROOT / document).read_text(encoding="utf-8")
@@ -134,10 +160,6 @@ def test_every_package_of_the_platform_is_described(document):
 # Commands in documents: a complete one is parsed by the command line without being executed. Of a
 # synopsis (with [], |, ... or without arguments) the names of the command and options are checked.
 
-DOCUMENTS = sorted(
-    str(path.relative_to(ROOT))
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("infra/*.md"))
-)
 COMMAND = r"(?:\.venv/bin/)?attune (?=[a-z-])"
 
 
