@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import find_run
-from attune.platform.services import stack, stack_processes
+from attune.platform.services import jobs, stack, stack_processes
 from tests.golden import commands
 from tests.golden.interface import assert_json_keys
 from tests.runs import last_checkpoint, last_step
@@ -155,6 +155,8 @@ def test_whatever_dies_the_result_is_the_same():
     wait_for(lambda: last_checkpoint("unlucky") > stopped_at, process)
     process.kill()  # the driver, and with it everything
     process.communicate()
+    listed = json.loads(finished(attune("runs", "--json")).splitlines()[-1])["runs"]
+    assert {run["name"]: run["status"] for run in listed}["unlucky"] == "interrupted"
     assert last_checkpoint("unlucky") < STEPS
 
     submit_plainly("python", "-m", "attune.jobs.train", *command[1:])
@@ -196,11 +198,72 @@ def test_a_job_with_two_workers_gives_the_losses_of_one():
     finished(attune("submit", "--address", address, "--follow", "--", *train))
     run, whole = find_run("job"), find_run("whole")
     assert run.status == "finished"
+    assert jobs.has_ended(run.job, run.dashboard)
+    assert jobs.has_ended("unknown-to-the-server", run.dashboard)
     assert logged(run)[-1][0] == EVERY
     for (step, actual), (same, expected) in zip(logged(run), logged(whole), strict=False):
         assert step == same
         assert actual == pytest.approx(expected, rel=1e-3), step
     assert_tracked_once(run)
+
+
+@pytest.mark.usefixtures("environment")
+def test_who_stops_a_run_waits_for_its_checkpoint_unless_asked_twice():
+    """A step takes seconds, and nothing but the stop causes a checkpoint."""
+    slow = ("--preset", "tiny", "--max-steps", "99", "--set", "batch_size=4000", "--set",
+            "log_every=1", "--set", "checkpoint_every=99", "--set", "evaluate_every=99")  # fmt: skip
+    command = ("train", "dummy", *slow, "--name", "slow", "--resume")
+
+    def train_past_checkpoint():
+        before = last_checkpoint("slow")
+        process = attune(*command)
+        wait_for(lambda: last_step("slow") > before, process)
+        return process
+
+    process = train_past_checkpoint()
+    process.terminate()
+    assert "resume with 'attune train dummy --name slow --resume'" in finished(process, 143)
+    assert last_checkpoint("slow") == last_step("slow") > 0
+    assert find_run("slow").status == "stopped"
+
+    process, saved = train_past_checkpoint(), last_checkpoint("slow")
+    process.send_signal(signal.SIGINT)
+    wait_for(find_run("slow").stop_file.exists, process)
+    process.send_signal(signal.SIGINT)
+    assert f"steps after its last checkpoint (step {saved}) are lost" in finished(process, 130)
+    assert last_checkpoint("slow") == saved
+    assert find_run("slow").status == "stopped"
+
+    address = ("--address", os.environ["DASHBOARD"])
+    submitted = finished(attune("submit", *address, "--json", "--", *command))
+    job = json.loads(submitted.splitlines()[-1])["job_id"]
+    follower = attune("jobs", "logs", job, "--follow", *address)
+    wait_for(lambda: last_step("slow") > saved, follower)
+    assert f"job {job}: STOPPED" in finished(attune("jobs", "stop", job, *address))
+    finished(follower, 130)
+    assert last_checkpoint("slow") == last_step("slow") > saved
+
+
+@pytest.mark.usefixtures("environment")
+def test_when_a_controller_is_killed_the_other_seeds_finish():
+    """In a cluster without a dashboard, as a single command starts it; the second seed waits for
+    the cores of the first."""
+    alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    alone["ATTUNE_CPUS_PER_WORKER"] = str(os.cpu_count())
+    options = ("--preset", "tiny", "--seeds", "1,2", "--max-minutes", "0.2", "--name", "killed")
+    process = attune("train", "dummy", *options, "--set", "log_every=1", env=alone)
+    wait_for(lambda: last_step("killed-seed1") > 0, process)
+    [controller] = [
+        child for child in psutil.Process(process.pid).children(recursive=True)
+        if "TrainController" in child.name()
+    ]  # fmt: skip
+    controller.kill()
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 1, errors
+    assert "run 'killed-seed1' failed: the process that controls it was killed" in errors
+    assert "use fewer seeds at once, fewer --workers, a smaller --set batch_size" in errors
+    assert find_run("killed-seed1").status == "failed"
+    assert find_run("killed-seed2").status == "finished"
 
 
 @pytest.mark.usefixtures("environment")

@@ -1,6 +1,8 @@
 """How runs share the machines of a cluster."""
 
 import pytest
+from ray.exceptions import ActorDiedError, OutOfMemoryError
+from ray.train import TrainingFailedError
 
 from attune.platform.core.errors import UsageError
 from attune.platform.runs.record import Run, read_run
@@ -44,6 +46,15 @@ def test_a_job_server_is_no_head(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     with pytest.raises(UsageError, match=r"for 'attune submit .* such as HOST:6379"):
         cluster.connect()
+
+
+def test_a_kill_is_told_from_other_errors():
+    memory = "Task was killed due to the node running low on memory."
+    for error in (OutOfMemoryError("workers were killed"), TrainingFailedError(memory)):
+        assert "memory ran out" in cluster.describe_kill(error)
+    assert "was killed, by the system if memory ran out" in cluster.describe_kill(ActorDiedError())
+    for error in (None, ValueError("no number"), TrainingFailedError("no number")):
+        assert cluster.describe_kill(error) == ""
 
 
 def test_a_run_that_finds_no_cluster_has_failed(tmp_path, monkeypatch):
