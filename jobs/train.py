@@ -21,7 +21,8 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="bundled|DIR", help="The bundled corpus, or a folder by `attune data prepare`.",
+            metavar="bundled|DIR",
+            help="The bundled corpus, or a folder written by `attune data prepare`.",
             show_default="bundled",
         ),
     ] = None,
@@ -36,10 +37,12 @@ def train(
         ),
     ] = None,
     init: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Begin with this run's weights and words.")
+        str | None,
+        typer.Option(metavar="RUN", help="Start with the weights and vocabulary of this run."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share each batch.", show_default="1")
+        int | None,
+        typer.Option(min=1, help="Worker processes; they share each batch.", show_default="1"),
     ] = None,
     zero: Annotated[
         int | None,
@@ -47,20 +50,25 @@ def train(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=2**32 - 1, help="Of weights, order and noise.", show_default="0"),
+        typer.Option(
+            min=0, max=2**32 - 1, help="Seed of initial weights, data order and noise.",
+            show_default="0",
+        ),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(
             metavar="A,B,...",
-            help="A run for each seed, as many at once as there is room for, and their mean.",
+            help="Train a run for each seed, as many at once as resources allow; report the mean.",
         ),
     ] = None,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps at most, all stages together.")
+        int | None, typer.Option(min=1, help="Maximum number of steps of all stages together.")
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(callback=options.check_minutes, help="Minutes at most, all stages together."),
+        typer.Option(
+            callback=options.check_minutes, help="Maximum minutes of all stages together."
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The run's name.", show_default="<variant>-<data>-<n>")
@@ -69,13 +77,13 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the run of that --name (or the variant's latest) from its last "
-            "checkpoint; begin it where there is none.",
+            help="Resume the run of that --name (default: the variant's latest unfinished one) "
+            "from its last checkpoint; start it if it does not exist.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Train a variant; Ctrl-C keeps a checkpoint, and --resume goes on from there.
+    """Train a variant; Ctrl-C saves a checkpoint, from which --resume continues.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""A run's log: `log.txt` for people, `log.jsonl` with the ids of run, trial and job."""
+"""The log of a run: `log.txt` with the messages, `log.jsonl` with the ids of run, trial and job."""
 
 import json
 import os
@@ -15,7 +15,7 @@ Level = Literal["info", "warning", "error"]
 
 
 def log_file(run: Run) -> Path:
-    """Return the path of the log for people."""
+    """Return the path of the log with the messages only."""
     return run.folder / TEXT
 
 

@@ -112,7 +112,7 @@ class Run:
 
     @property
     def stop_file(self) -> Path:
-        """Whoever makes this file asks the run to checkpoint and end."""
+        """The file whose existence asks the run to write a checkpoint and stop."""
         return self.folder / STOP_FILE
 
     def update(self, **changes: Any) -> "Run":

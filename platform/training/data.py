@@ -1,4 +1,4 @@
-"""The data a run trains on: checks before it starts, then the streams that its workers read."""
+"""The training data of a run: checks before it starts, and the streams that its workers read."""
 
 import functools
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ from attune.platform.text.encoders import locate
 
 
 def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
-    """Return the streams that a run trains on, and the valid samples."""
+    """Return the training streams of a run and its valid samples."""
     folder = _check_unchanged(run, run.data)
     variant, config = type(model.variant), model.variant.config
     valid = model.columns(read_training_samples(variant, config, folder, "valid"))
@@ -51,7 +51,7 @@ def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
             if not len(streams[name]["index"]) or not len(with_next_turn(valid)["index"]):
                 raise DataError(
                     f"{folder}: no response in train, or none in valid, is answered by the "
-                    f"speaker: '{run.variant}' learns from such answers, and needs other data"
+                    f"speaker: '{run.variant}' trains on such answers and needs other data"
                 )
         elif name in (CONTEXTS, RESPONSES):
             texts = _read_unpaired_stream(run, requirements.filters, config, name)
@@ -117,13 +117,13 @@ def _harvest_folder(filters: DataFilters, config: Any) -> str:
 
 
 def _check_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
-    """Return a folder that a run trains on; its content must not have changed since the start."""
+    """Return a data folder of a run; raise UsageError if its content has changed since then."""
     folder = Path(data["folder"])
     current_hash = read_manifest(folder)["hash"]
     if current_hash != data["hash"]:
         raise UsageError(
-            f"{folder} has changed since the run '{run.name}' began (hash {current_hash[:12]} "
-            f"instead of {data['hash'][:12]}): prepare it as it was, or begin a new run"
+            f"{folder} has changed since run '{run.name}' was started (hash {current_hash[:12]} "
+            f"instead of {data['hash'][:12]}): prepare the same data again, or start a new run"
         )
     return folder
 
@@ -159,8 +159,8 @@ def _check_unpaired_splits(
         )
     if missing := streams - set(read_manifest(folder)["splits"]):
         raise UsageError(
-            f"'{name}' learns from unpaired text too, and {folder} has no '{min(missing)}': make "
-            f"some with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and name it "
+            f"'{name}' also trains on unpaired text, but {folder} has no '{min(missing)}': create "
+            f"it with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and select it "
             f"with --set {filters.harvest}=DIR"
         )
 

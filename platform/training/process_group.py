@@ -1,4 +1,4 @@
-"""The processes that train one run together, as each of them sees the others."""
+"""The group of processes that train one run together."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroup:
-    """The workers of a run: this process's rank, their number, and the device it computes on."""
+    """The rank of this process among the workers of a run, their number, and its device."""
 
     rank: int = 0
     world_size: int = 1
@@ -35,7 +35,7 @@ class ProcessGroup:
         return values
 
     def agree(self, flag: bool) -> bool:
-        """Return the first worker's flag on all workers: they must stop at the same step."""
+        """Return the first worker's flag on all workers, so that they stop at the same step."""
         if self.world_size == 1:
             return flag
         decision = torch.tensor([float(flag)], device=self.device)

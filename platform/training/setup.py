@@ -86,7 +86,9 @@ def new_run(
     check_zero(find_variant(variant)[0], variant, stage)
     first = None if init is None else find_run(init)
     if first is not None and not first.model.is_dir():
-        raise UsageError(f"run '{first.name}' has no model to begin with yet")
+        raise UsageError(
+            f"run '{first.name}' has no model yet: wait for its first validation, or name another"
+        )
     if training.word_vectors and not Path(training.word_vectors).is_file():
         raise UsageError(f"word_vectors={training.word_vectors}: there is no such file")
     folder = find_data(data)

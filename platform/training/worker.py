@@ -75,7 +75,7 @@ def train(
     watch: Watch = lambda *_: None,
     export: Export = lambda *_: None,
 ) -> bool:
-    """Train a run as one of its workers; return False if it was asked to stop before its end."""
+    """Train a run as one of its workers; return False if it was stopped before its end."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     keep_freed_memory()
     engine.init_deepspeed()

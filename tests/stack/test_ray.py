@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import find_run
 from attune.platform.services import jobs, stack, stack_processes
+from attune.platform.training.loop import PLAN
 from tests.golden import commands
 from tests.golden.interface import assert_json_keys
 from tests.runs import last_checkpoint, last_step
@@ -238,6 +239,8 @@ def test_who_stops_a_run_waits_for_its_checkpoint_unless_asked_twice():
     submitted = finished(attune("submit", *address, "--json", "--", *command))
     job = json.loads(submitted.splitlines()[-1])["job_id"]
     follower = attune("jobs", "logs", job, "--follow", *address)
+    wait_for(lambda: find_run("slow").job == job, follower)
+    wait_for((find_run("slow").folder / PLAN).exists, follower)  # its metrics are those of the job
     wait_for(lambda: last_step("slow") > saved, follower)
     assert f"job {job}: STOPPED" in finished(attune("jobs", "stop", job, *address))
     finished(follower, 130)

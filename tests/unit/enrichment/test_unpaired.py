@@ -328,7 +328,7 @@ def test_without_a_harvest_the_data_bring_their_own(home, prepared):  # noqa: AR
 def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path):
     out, _ = harvested
     prepare(str(tmp_path / "reddit.jsonl"), tmp_path / "plain")
-    with pytest.raises(UsageError, match=r"no 'unpaired_contexts': make some with 'attune data h"):
+    with pytest.raises(UsageError, match=r"no 'unpaired_contexts': create it with 'attune data h"):
         begin(tmp_path / "plain")
     with pytest.raises(UsageError, match=r"=0\.5: only the texts of a harvest have probabilities"):
         begin(prepared, harvest_threshold=0.5)
@@ -346,7 +346,7 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
     shutil.rmtree(out)
     dialogues(tmp_path / "reddit.jsonl", 5)
     harvest_texts(find_run("teller"), [str(tmp_path / "reddit.jsonl")], out)
-    with pytest.raises(UsageError, match="has changed since the run"):
+    with pytest.raises(UsageError, match="has changed since run"):
         load_streams(run, setup.build_run_model(run))
 
 
