@@ -295,11 +295,25 @@ def _wait_until_ready(part: Part) -> None:
     end = time.monotonic() + SECONDS_TO_START
     while problem := part.problem():
         if not part.alive() or time.monotonic() > end:
+            tail = _keep_ray_logs(part, stack_processes.read_log_tail(part.log))
             raise ServiceError(
-                f"{part.name} did not start: it {problem}; the end of {part.log}:\n"
-                f"{stack_processes.read_log_tail(part.log)}"
+                f"{part.name} did not start: it {problem}; the end of {part.log}:\n{tail}"
             )
         time.sleep(PAUSE)
+
+
+def _keep_ray_logs(part: Part, text: str) -> str:
+    """Copy Ray's logs from its own folder, which is removed with it; return a text with the paths
+    of the copies."""
+    logs = (Path(part.scratch) / "session_latest" / "logs").resolve()
+    if not part.scratch or not logs.is_dir():
+        return text
+    copies = folder() / "ray-logs"
+    shutil.rmtree(copies, ignore_errors=True)
+    shutil.copytree(logs, copies, ignore_dangling_symlinks=True)
+    for path in (logs, Path(part.scratch) / "session_latest" / "logs"):
+        text = text.replace(str(path), str(copies))
+    return text
 
 
 def _stop_parts(parts: list[Part]) -> None:

@@ -142,3 +142,26 @@ def test_damaged_state_is_named(ports):
     with pytest.raises(UsageError, match=r"stack\.json is damaged"):
         stack.up(ports)
     (stack.folder() / "stack.json").unlink()
+
+
+DEAD_RAY = """
+import pathlib, sys
+session = pathlib.Path(sys.argv[1], "session_1")
+(session / "logs").mkdir(parents=True)
+(session / "logs" / "gcs_server.out").write_text("out of ports")
+(session.parent / "session_latest").symlink_to(session)
+print("check", session / "logs" / "gcs_server.out")
+raise SystemExit(1)
+"""
+
+
+def test_the_log_that_a_failed_ray_refers_to_is_kept(ports, monkeypatch):
+    """Ray's own folder is removed with it."""
+    monkeypatch.setattr(
+        stack_processes, "ray_command", lambda _, __, scratch, ___: command(DEAD_RAY, scratch)
+    )
+    with pytest.raises(ServiceError) as failure:
+        stack.up(ports)
+    kept = stack.folder() / "ray-logs" / "gcs_server.out"
+    assert str(failure.value).endswith(f"check {kept}")
+    assert kept.read_text() == "out of ports"
