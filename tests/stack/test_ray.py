@@ -211,7 +211,8 @@ def test_a_job_with_two_workers_gives_the_losses_of_one():
 @pytest.mark.usefixtures("environment")
 def test_who_stops_a_run_waits_for_its_checkpoint_unless_asked_twice():
     """A step takes seconds, and nothing but the stop causes a checkpoint."""
-    settings = ("batch_size=4000", "log_every=1", "checkpoint_every=99", "evaluate_every=99")
+    settings = ("batch_size=4000", "accumulation=16", "log_every=1", "checkpoint_every=99",
+                "evaluate_every=99")  # fmt: skip
     slow = ("--preset", "tiny", "--max-steps", "99", *(f"--set={each}" for each in settings))
     command = ("train", "dummy", *slow, "--name", "slow", "--resume")
 
