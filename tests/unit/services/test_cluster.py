@@ -48,7 +48,7 @@ def test_a_job_server_is_no_head(monkeypatch):
         cluster.connect()
 
 
-def test_a_kill_is_told_from_other_errors():
+def test_a_kill_is_distinguished_from_other_errors():
     memory = "Task was killed due to the node running low on memory."
     for error in (OutOfMemoryError("workers were killed"), TrainingFailedError(memory)):
         assert "memory ran out" in cluster.describe_kill(error)
