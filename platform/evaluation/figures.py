@@ -5,6 +5,7 @@ returns tensors and labels. This module computes the summary numbers, draws, sav
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +218,42 @@ def draw_curves(runs: Sequence[Run], out: Path) -> None:
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.axes[0].legend(frameon=False)
     _save(figure, out, [], dpi=120)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSchedule:
+    """The schedule of a stage, a value for each step."""
+
+    name: str
+    rates: Sequence[float]
+    """The learning rate."""
+    dropout: Sequence[float]
+    """The factor of all dropout rates."""
+
+
+def draw_schedules(schedules: Mapping[str, Sequence[StageSchedule]], out: Path) -> None:
+    """Draw the schedules of each variant's stages one after another; dotted lines separate them."""
+    check_picture(out)
+    columns = 3
+    rows = -(-len(schedules) // columns)
+    figure = _new_figure(9, 1.7 * rows, font_size=7)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, (variant, stages) in zip(panels, schedules.items(), strict=False):
+        rates = [value for stage in stages for value in stage.rates]
+        dropout = [value * max(rates) for stage in stages for value in stage.dropout]
+        axes.plot(rates, color="C0", label="learning rate")
+        axes.plot(dropout, color="C1", linewidth=0.8, label="dropout, as a share of its rate")
+        start = 0
+        for stage in stages:
+            if start:
+                axes.axvline(start, linestyle=":", color="gray", linewidth=0.8)
+            start += len(stage.rates)
+        axes.set(title=f"{variant}: {', '.join(stage.name for stage in stages)}", ylim=(0, None))
+    for axes in panels[len(schedules) :]:
+        axes.remove()
+    figure.axes[0].legend(frameon=False)
+    figure.supxlabel("steps")
+    _save(figure, out, [], dpi=110)
 
 
 def _figure_data(run: Run, name: str) -> LabelledPoints:

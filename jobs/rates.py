@@ -1,0 +1,50 @@
+"""`python -m attune.jobs.rates VARIANT ... --out FILE`: learning rate and dropout of whole runs."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attune.platform.core.allocator import keep_freed_memory
+from attune.platform.evaluation.figures import StageSchedule, draw_schedules
+from attune.platform.training import data, setup
+from attune.platform.training.loop import Training
+from attune.platform.training.schedules import dropout_factor, rate
+
+
+def main(
+    variants: Annotated[list[str], typer.Argument(metavar="VARIANT", help="Variants to show.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")],
+    source: Annotated[str, typer.Option("--data", metavar="bundled|DIR")] = "bundled",
+    preset: str = "compact",
+) -> None:
+    """Draw the learning rate and the factor of dropout at each step of a whole run."""
+    keep_freed_memory()
+    folder = Path(source).absolute() if source != "bundled" else source
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["ATTUNE_HOME"] = home
+        draw_schedules({name: plan_schedule(name, str(folder), preset) for name in variants}, out)
+
+
+def plan_schedule(variant: str, source: str, preset: str) -> list[StageSchedule]:
+    """Return the schedule of each stage of a run that is not limited otherwise."""
+    run = setup.new_run(variant, data=source, preset=preset, name=variant)
+    model = setup.build_run_model(run)
+    training = Training(run, model, *data.load_streams(run, model))
+    schedules = []
+    for number, stage in enumerate(training.stages):
+        steps = training.stage_steps(number)
+        schedules.append(
+            StageSchedule(
+                name=stage.name,
+                rates=[rate(training.settings, stage, step, steps) for step in range(steps)],
+                dropout=[dropout_factor(training.settings, step, steps) for step in range(steps)],
+            )
+        )
+    return schedules
+
+
+if __name__ == "__main__":
+    typer.run(main)
