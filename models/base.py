@@ -184,6 +184,14 @@ class Range:
 
 SearchSpaces = Mapping[str, Mapping[str, Choice | Range]]
 
+Presets = Mapping[str, Mapping[str, Any]]
+"""Settings of model and training by the name of the preset."""
+
+
+def extend_presets(presets: Presets, **settings: Mapping[str, Any]) -> Presets:
+    """Return presets with further settings, given by the name of the preset."""
+    return {name: {**preset, **settings.get(name, {})} for name, preset in presets.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
@@ -245,7 +253,7 @@ class Variant(nn.Module, ABC):
     Config: ClassVar[type]
     """A frozen keyword-only dataclass; each field's docstring is its help text."""
     requirements: ClassVar[DataRequirements] = DataRequirements()
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+    presets: ClassVar[Presets]
     """`tiny` (tests), `small` (the demo), `compact` (converges on EmpatheticDialogues on two cores)
     and `paper` (what the paper states)."""
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

@@ -58,11 +58,12 @@ from attune.models.base import (
     State,
     Temperature,
     Weight,
+    extend_presets,
 )
 from attune.models.decoding import sample_categorical
 from attune.models.latents import kl_weight
 from attune.models.layers import Decoder, DecoderLayer, Encoder, FeedForward, LayerShape
-from attune.models.multitask import EMOTION_WEIGHTS, SMALL, SUMMED_LIKELIHOOD_WEIGHT
+from attune.models.multitask import EMOTION_PRESETS, EMOTION_WEIGHT_RANGE, SUMMED_LIKELIHOOD_WEIGHT
 from attune.models.output_layer import OutputLayer
 from attune.models.transformer import (
     Transformer,
@@ -72,6 +73,7 @@ from attune.models.transformer import (
 )
 
 SPEAKER, LISTENER = "<speaker>", "<listener>"
+EMOTION_LOSS_WEIGHTS = ("emotion_weight", "context_emotion_weight", "response_emotion_weight")
 INITIAL_EMOTION_LOGIT = 5.0
 """Logit of a state's own emotion at initialisation, relative to the others."""
 
@@ -232,28 +234,12 @@ class DualEmp(Transformer):
         "nll", "back", "nll_by_response", "back_by_response", "divergence_context",
         "divergence_response", "emotion_context", "emotion_response", "emotion_accuracy",
     )  # fmt: skip
-    presets: ClassVar = {
-        **Transformer.presets,
-        "tiny": {
-            **Transformer.presets["tiny"],
-            "emotion_weight": 1.0,
-            "context_emotion_weight": 1.0,
-            "response_emotion_weight": 1.0,
-        },
-        "small": {
-            **Transformer.presets["small"],
-            **SMALL,
-            "emotion_weight": 4.0,
-            "context_emotion_weight": 1.0,
-            "response_emotion_weight": 1.0,
-        },
-        "compact": {
-            **Transformer.presets["compact"],
-            "emotion_weight": 0.2,
-            "context_emotion_weight": 0.2,
-            "response_emotion_weight": 0.2,
-        },
-    }
+    presets: ClassVar = extend_presets(
+        EMOTION_PRESETS,
+        tiny=dict.fromkeys(EMOTION_LOSS_WEIGHTS, 1.0),
+        small={**dict.fromkeys(EMOTION_LOSS_WEIGHTS, 1.0), "emotion_weight": 4.0},
+        compact=dict.fromkeys(EMOTION_LOSS_WEIGHTS, 0.2),
+    )
     ablations: ClassVar = {
         "dual-emp-paired": {"unpaired": False},
         "sing-emp-paired": {"unpaired": False, "dual": False},
@@ -262,9 +248,7 @@ class DualEmp(Transformer):
         **Transformer.search_spaces,
         "thresholds": {"harvest_threshold": Choice(values=(0.50, 0.55, 0.60, 0.65, 0.70))},
         "loss-weights": {
-            "emotion_weight": EMOTION_WEIGHTS,
-            "context_emotion_weight": EMOTION_WEIGHTS,
-            "response_emotion_weight": EMOTION_WEIGHTS,
+            **dict.fromkeys(EMOTION_LOSS_WEIGHTS, EMOTION_WEIGHT_RANGE),
             "divergence_weight": Range(low=0.1, high=10.0, scale="loguniform"),
             "policy_weight": Range(low=0.1, high=10.0, scale="loguniform"),
         },

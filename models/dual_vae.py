@@ -33,7 +33,12 @@ from attune.models.base import (
 )
 from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
 from attune.models.layers import Decoder, Encoder
-from attune.models.multitask import EMOTION_WEIGHTS, MultitaskConfig, MultiTransformer, emotion_loss
+from attune.models.multitask import (
+    EMOTION_WEIGHT_RANGE,
+    MultitaskConfig,
+    MultiTransformer,
+    emotion_loss,
+)
 from attune.models.transformer import EmbeddedBatch, replace_first_input
 
 
@@ -60,7 +65,7 @@ class DualVae(MultiTransformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **MultiTransformer.search_spaces,
         "loss-weights": {
-            "emotion_weight": EMOTION_WEIGHTS,
+            "emotion_weight": EMOTION_WEIGHT_RANGE,
             "divergence_weight": Range(low=0.1, high=10.0, scale="loguniform"),
             "auto_encoding_weight": Range(low=0.1, high=10.0, scale="loguniform"),
         },

@@ -57,11 +57,12 @@ from attune.models.base import (
     Temperature,
     Update,
     Weight,
+    extend_presets,
 )
 from attune.models.layers import Attention, DecoderLayer, Encoder, LayerShape
 from attune.models.multitask import (
-    EMOTION_WEIGHTS,
-    SMALL,
+    EMOTION_PRESETS,
+    EMOTION_WEIGHT_RANGE,
     SUMMED_LIKELIHOOD_WEIGHT,
     emotion_loss,
     run_frozen,
@@ -240,20 +241,12 @@ class EmotionCause(Transformer):
     )
     validation_metrics = ("nll", "emotion", "cause", "emotion_accuracy", "cause_accuracy")
     presets: ClassVar = {
-        **Transformer.presets,
-        "tiny": {**Transformer.presets["tiny"], "emotion_weight": 1.0, "cause_weight": 1.0},
-        "small": {
-            **Transformer.presets["small"],
-            **SMALL,
-            "emotion_weight": 4.0,
-            "cause_weight": 1.0,
-        },
-        "compact": {
-            **Transformer.presets["compact"],
-            "emotion_weight": 0.2,
-            "cause_weight": 0.2,
-            "max_epochs": 8,
-        },
+        **extend_presets(
+            EMOTION_PRESETS,
+            tiny={"emotion_weight": 1.0, "cause_weight": 1.0},
+            small={"emotion_weight": 4.0, "cause_weight": 1.0},
+            compact={"emotion_weight": 0.2, "cause_weight": 0.2, "max_epochs": 8},
+        ),
         "paper": {
             "num_layers": 6,
             "num_heads": 8,
@@ -277,8 +270,8 @@ class EmotionCause(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            "emotion_weight": EMOTION_WEIGHTS,
-            "cause_weight": EMOTION_WEIGHTS,
+            "emotion_weight": EMOTION_WEIGHT_RANGE,
+            "cause_weight": EMOTION_WEIGHT_RANGE,
             "response_weight": Range(low=0.3, high=3.0, scale="loguniform"),
         },
         "gating": {

@@ -59,6 +59,7 @@ from attune.models.base import (
     Temperature,
     Update,
     Weight,
+    extend_presets,
 )
 from attune.models.critics import (
     Critic,
@@ -69,8 +70,8 @@ from attune.models.critics import (
 )
 from attune.models.layers import Encoder
 from attune.models.multitask import (
-    EMOTION_WEIGHTS,
-    SMALL,
+    EMOTION_PRESETS,
+    EMOTION_WEIGHT_RANGE,
     SUMMED_LIKELIHOOD_WEIGHT,
     emotion_loss,
 )
@@ -136,12 +137,12 @@ class Empdg(Transformer):
         "nll", "emotion", "emotion_accuracy", "adversarial", "wasserstein", "wasserstein_semantic",
         "wasserstein_emotional", "penalty_semantic", "penalty_emotional",
     )  # fmt: skip
-    presets: ClassVar = {
-        **Transformer.presets,
-        "tiny": {**Transformer.presets["tiny"], "emotion_weight": 1.0},
-        "small": {**Transformer.presets["small"], **SMALL, "emotion_weight": 4.0},
-        "compact": {**Transformer.presets["compact"], "emotion_weight": 0.2, "max_epochs": 9},
-    }
+    presets: ClassVar = extend_presets(
+        EMOTION_PRESETS,
+        tiny={"emotion_weight": 1.0},
+        small={"emotion_weight": 4.0},
+        compact={"emotion_weight": 0.2, "max_epochs": 9},
+    )
     ablations: ClassVar = {
         "empdg-no-multiresolution": {"multiresolution": False},
         "empdg-no-discriminators": {"discriminators": False},
@@ -149,7 +150,7 @@ class Empdg(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            "emotion_weight": EMOTION_WEIGHTS,
+            "emotion_weight": EMOTION_WEIGHT_RANGE,
             "response_weight": Range(low=0.3, high=3.0, scale="loguniform"),
             "adversarial_weight": Range(low=0.001, high=1.0, scale="loguniform"),
             "penalty_weight": Range(low=0.01, high=10.0, scale="loguniform"),

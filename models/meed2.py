@@ -45,7 +45,7 @@ from attune.models.base import (
 )
 from attune.models.labels import LABELS
 from attune.models.layers import Encoder, LayerShape, Positions, WordEmbedding
-from attune.models.multitask import EMOTION_WEIGHTS, SUMMED_LIKELIHOOD_WEIGHT
+from attune.models.multitask import EMOTION_WEIGHT_RANGE, SUMMED_LIKELIHOOD_WEIGHT
 from attune.models.transformer import (
     EmbeddedBatch,
     Transformer,
@@ -197,7 +197,7 @@ class Meed2(Transformer):
     }
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
-        "loss-weights": {"label_weight": EMOTION_WEIGHTS},
+        "loss-weights": {"label_weight": EMOTION_WEIGHT_RANGE},
         "schedule": {"predictor_rate": Range(low=0.1, high=3.0, scale="loguniform")},
         "gating": {"label_strength": Range(low=0.25, high=4.0, scale="loguniform")},
         "thresholds": {"emotionality_threshold": Choice(values=(0.0, 0.25, 0.5, 0.75))},

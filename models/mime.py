@@ -51,13 +51,14 @@ from attune.models.base import (
     Share,
     State,
     Weight,
+    extend_presets,
 )
 from attune.models.decoding import sample_generators
 from attune.models.latents import Gaussian, gaussian_kl, kl_weight, sample_gaussian
 from attune.models.layers import Encoder, Packing
 from attune.models.multitask import (
-    EMOTION_WEIGHTS,
-    SMALL,
+    EMOTION_PRESETS,
+    EMOTION_WEIGHT_RANGE,
     SUMMED_LIKELIHOOD_WEIGHT,
     emotion_loss,
 )
@@ -159,26 +160,13 @@ class Mime(Transformer):
     validation_metrics = (
         "nll", "emotion", "emotion_accuracy", "elbo_positive", "elbo_negative", "elbo_all",
     )  # fmt: skip
-    presets: ClassVar = {
-        **Transformer.presets,
-        "tiny": {
-            **Transformer.presets["tiny"],
-            "classification_weight": 1.0,
-            "elbo_weight": 1.0,
-        },
-        "small": {
-            **Transformer.presets["small"],
-            **SMALL,
-            "classification_weight": 4.0,
-            "elbo_weight": 1.0,
-        },
-        "compact": {
-            **Transformer.presets["compact"],
-            "classification_weight": 0.2,
-            "elbo_weight": 0.2,
-        },
-        "paper": {**Transformer.presets["paper"], "patience": 2},
-    }
+    presets: ClassVar = extend_presets(
+        EMOTION_PRESETS,
+        tiny={"classification_weight": 1.0, "elbo_weight": 1.0},
+        small={"classification_weight": 4.0, "elbo_weight": 1.0},
+        compact={"classification_weight": 0.2, "elbo_weight": 0.2},
+        paper={"patience": 2},
+    )
     ablations: ClassVar = {
         "mime-no-mimicry": {"mimicry": False},
         "mime-no-mimicry-no-grouping": {"mimicry": False, "grouping": False},
@@ -187,8 +175,8 @@ class Mime(Transformer):
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
         "loss-weights": {
-            "classification_weight": EMOTION_WEIGHTS,
-            "elbo_weight": EMOTION_WEIGHTS,
+            "classification_weight": EMOTION_WEIGHT_RANGE,
+            "elbo_weight": EMOTION_WEIGHT_RANGE,
             "response_weight": Range(low=0.3, high=3.0, scale="loguniform"),
         },
         "gating": {"gate": Choice(values=("each", "pair", "open"))},

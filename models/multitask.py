@@ -28,6 +28,7 @@ from attune.models.base import (
     Stage,
     Update,
     Weight,
+    extend_presets,
 )
 from attune.models.layers import Encoder, Positions
 from attune.models.transformer import Transformer, TransformerConfig, build_word_embedding
@@ -35,7 +36,7 @@ from attune.models.transformer import Transformer, TransformerConfig, build_word
 SUMMED_LIKELIHOOD_WEIGHT = 0.069
 """Weight of a sample's term that a paper weighs like the sum of a response's token terms: 1 / L,
 where L is the mean response length, 14.55 tokens on EmpatheticDialogues."""
-EMOTION_WEIGHTS = Range(low=0.01, high=1.0, scale="loguniform")
+EMOTION_WEIGHT_RANGE = Range(low=0.01, high=1.0, scale="loguniform")
 """The search space of the weight of an emotion's term, which is per sample."""
 
 
@@ -47,14 +48,18 @@ class MultitaskConfig(TransformerConfig):
     """Weight of the emotion's cross-entropy; the response's has weight 1. Usually 0.05 to 0.5."""
 
 
-SMALL = {
-    "num_heads": 4,
-    "learning_rate": 2e-3,
-    "schedule": "linear",
-    "warmup_share": 0.08,
-    "max_epochs": 6,
-}
-"""Preset `small` of systems that learn emotions from the bundled corpus (docs/log.md)."""
+EMOTION_PRESETS = extend_presets(
+    Transformer.presets,
+    small={
+        "num_heads": 4,
+        "learning_rate": 2e-3,
+        "schedule": "linear",
+        "warmup_share": 0.08,
+        "max_epochs": 6,
+    },
+)
+"""The Transformer's presets for systems that also learn emotions: `small` learns them from the
+bundled corpus (docs/log.md)."""
 
 
 def emotion_loss(logits: Tensor, batch: Batch) -> Tensor:
@@ -79,19 +84,15 @@ class MultiTransformer(Transformer):
     paper = "Rashkin et al. 2019"
     Config = MultitaskConfig
     validation_metrics: ClassVar[tuple[str, ...]] = ("nll", "emotion", "emotion_accuracy")
-    presets: ClassVar = {
-        **Transformer.presets,
-        "tiny": {**Transformer.presets["tiny"], "emotion_weight": 1.0},
-        "small": {
-            **Transformer.presets["small"],
-            **SMALL,
-            "emotion_weight": 4.0,
-        },
-        "compact": {**Transformer.presets["compact"], "emotion_weight": 0.2},
-    }
+    presets: ClassVar = extend_presets(
+        EMOTION_PRESETS,
+        tiny={"emotion_weight": 1.0},
+        small={"emotion_weight": 4.0},
+        compact={"emotion_weight": 0.2},
+    )
     search_spaces: ClassVar[SearchSpaces] = {
         **Transformer.search_spaces,
-        "loss-weights": {"emotion_weight": EMOTION_WEIGHTS},
+        "loss-weights": {"emotion_weight": EMOTION_WEIGHT_RANGE},
     }
 
     def __init__(self, config: MultitaskConfig, data_info: DataInfo):

@@ -26,6 +26,7 @@ from attune.models.base import (
     DataInfo,
     DialogueVariant,
     Losses,
+    Presets,
     Progress,
     Range,
     SearchSpaces,
@@ -158,7 +159,7 @@ class Transformer(DialogueVariant):
     Config = TransformerConfig
     likelihood_term = "nll"
     validation_metrics: ClassVar[tuple[str, ...]] = ("nll",)
-    presets: ClassVar = {
+    presets: ClassVar[Presets] = {
         "tiny": {"width": 32, "key_depth": 32, "filter_width": 64, "tied": True},
         "small": {
             "width": 128,
