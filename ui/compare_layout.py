@@ -15,7 +15,7 @@ from attune.ui.decoding_settings import build_settings
 
 MAX_PANES = 6
 NUM_EXAMPLES = 5
-MODEL_DEFAULT = "the model's own"
+MODEL_DEFAULT = "model default"
 
 Updates = dict[Block, Any]
 """The new value, or a `gr.update`, of each component that a handler changes."""
