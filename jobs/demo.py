@@ -1,4 +1,4 @@
-"""`attune demo`: what there is to see in the first ten minutes."""
+"""`attune demo`: train and compare one variant of each system in ten minutes."""
 
 import shlex
 import sys
@@ -19,10 +19,10 @@ PLAN = (
     "transformer", "multi-trs", "emoprepend-1", "moel", "dual-vae", "mime", "empdg",
     "emotion-cause-soft", "sing-emp-paired", "meed2",
 )  # fmt: skip
-"""One variant of each system, in the order of the README's table. Of Dual-Emp the one with the
-forward direction alone: an epoch of the whole takes four minutes."""
+"""One variant of each system, in the order of the README's table. Dual-Emp is represented by its
+forward model alone, because an epoch of the whole system takes four minutes."""
 MAX_EPOCHS = 2
-"""Enough to see systems differ, and few enough for all of them to take ten minutes."""
+"""Enough to see differences between systems, while all of them take ten minutes."""
 PRESET = "small"
 COLUMNS = ("perplexity", "emotion_accuracy", "bleu", "distinct_1", "distinct_2")
 
@@ -32,48 +32,48 @@ def demo(
         list[str] | None,
         typer.Argument(
             metavar="VARIANT",
-            help="Which ones to train and compare.",
+            help="Variants to train and compare.",
             show_default="one of each system",
         ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(metavar="tiny|small|compact|paper", help="How large the models are.")
+        str, typer.Option(metavar="tiny|small|compact|paper", help="Size of the models.")
     ] = PRESET,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of each at most, to see it all sooner.")
+        int | None, typer.Option(min=1, help="Step limit of each run, for a faster demo.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Train one variant of each system on the bundled corpus, and compare them on its test split.
 
-    Takes less than ten minutes on two cores and needs no network. Given again, it goes on where it
-    was interrupted and leaves alone what is finished.
+    The demo takes less than ten minutes on two cores and needs no network. Repeat the command to
+    resume after an interruption; finished runs are not trained again.
 
     Examples:
 
     - `attune demo`
     - `attune demo mime mime-no-mimicry` compares a system with its ablation
-    - `attune demo --preset tiny --max-steps 50` is over in two minutes, and the models are poor
+    - `attune demo --preset tiny --max-steps 50` takes two minutes, with poor models
     """
     from attune.platform.training.settings import configure
 
     screen = console(as_json)
     plan = variants or PLAN
-    for variant in plan:  # before the first is trained
+    for variant in plan:  # errors before the first run is trained
         configure(variant, preset)
     results = []
     for run in _train_runs(
-        [_run(variant, preset, max_steps) for variant in plan], max_steps, screen
+        [_find_or_create_run(variant, preset, max_steps) for variant in plan], max_steps, screen
     ):
         screen.print(f"evaluating {run.name}", markup=False)
         results.append((run, evaluate_and_log(run, "test")))
-    _show(screen, results)
+    _show_comparison(screen, results)
     if as_json:
         print_json({"runs": [{"name": run.name, **result} for run, result in results]})
 
 
-def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
-    """A new run, or the one that an earlier demo began."""
+def _find_or_create_run(variant: str, preset: str, max_steps: int | None) -> "Run":
+    """Return a new run, or the one of an earlier demo."""
     from attune.platform.runs.record import RUN_RECORD, read_run, runs_folder
     from attune.platform.training import setup
 
@@ -88,8 +88,7 @@ def _run(variant: str, preset: str, max_steps: int | None) -> "Run":
 
 
 def _train_runs(runs: "list[Run]", max_steps: int | None, screen: Console) -> "list[Run]":
-    """Train the unfinished ones, as many at once as there are cores: small models gain little by a
-    second one."""
+    """Train the unfinished runs, one per core: small models gain little from a second core."""
     from attune.platform.runs.lock import lock_runs
     from attune.platform.training import driver
     from attune.platform.training.signals import StopSignals
@@ -98,7 +97,7 @@ def _train_runs(runs: "list[Run]", max_steps: int | None, screen: Console) -> "l
     with lock_runs(runs) as runs:
         finished = {run.name: run for run in runs if run.status == "finished"}
         for run in finished.values():
-            screen.print(f"{run.name} is finished already: {run.folder}", markup=False)
+            screen.print(f"{run.name} has finished already: {run.folder}", markup=False)
         left = [run.update(max_steps=max_steps) for run in runs if run.name not in finished]
         if left:
             with training_progress(screen, *(run.name for run in left)) as show:
@@ -109,7 +108,7 @@ def _train_runs(runs: "list[Run]", max_steps: int | None, screen: Console) -> "l
     return [finished[run.name] for run in runs]
 
 
-def _show(screen: Console, results: "list[tuple[Run, dict[str, Any]]]") -> None:
+def _show_comparison(screen: Console, results: "list[tuple[Run, dict[str, Any]]]") -> None:
     names = [name.replace("_", " ") for name in COLUMNS]
     results_table = table(
         "\nOn the test split of the bundled corpus, greedy answers", "run", "minutes", *names,
@@ -123,14 +122,14 @@ def _show(screen: Console, results: "list[tuple[Run, dict[str, Any]]]") -> None:
     names_of_runs = shlex.join(run.name for run, _ in results)
     store = results[0][0].tracking
     for does, command in (
-        ("talk to them side by side", f"{_bin('attune')} ui {names_of_runs}"),
-        ("browse the runs", f"{_bin('mlflow')} ui --backend-store-uri {store}"),
-        ("train one yourself", f"{_bin('attune')} train multi-trs --set emotion_weight=1"),
+        ("chat with them side by side", f"{_command_path('attune')} ui {names_of_runs}"),
+        ("browse the runs", f"{_command_path('mlflow')} ui --backend-store-uri {store}"),
+        ("train one yourself", f"{_command_path('attune')} train multi-trs --set emotion_weight=1"),
     ):
         screen.print(f"\n{does}:\n  {command}", markup=False, highlight=False)
 
 
-def _bin(name: str) -> str:
-    """How this command can be typed where it was typed: with the folder, if it was not on PATH."""
+def _command_path(name: str) -> str:
+    """Return a command as the user can type it: with its folder if `attune` was called by path."""
     beside = Path(sys.argv[0]).with_name(name)
     return str(beside) if "/" in sys.argv[0] else name

@@ -1,4 +1,4 @@
-"""`attune evaluate`: measure a run on a split, or the answers in a file."""
+"""`attune evaluate`: compute the metrics of a run on a split, or of answers in a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,19 +32,19 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Score this file instead of a run: Parquet or JSON lines with `answer` and "
-            "`response`, raw or tokenised.",
+            help="File to score instead of a run: Parquet or JSON lines with `answer` and "
+            "`response`, raw or tokenized.",
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="bundled|DIR", help="Prepared data.", show_default="what the run learned from"
+            metavar="bundled|DIR", help="Prepared data.", show_default="the run's training data"
         ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(metavar="train|valid|test", help="What to answer.", show_default=TEST),
+        typer.Option(metavar="train|valid|test", help="Split to answer.", show_default=TEST),
     ] = None,
     decode: options.Decode = None,
     settings: options.DecodingOverrides = None,
@@ -53,58 +53,59 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="STAGE",
-            help="What a run was after an earlier stage of training, such as EmpDG's `generator`.",
-            show_default="its last",
+            help="Evaluate the best model of an earlier training stage, such as `generator` of "
+            "EmpDG.",
+            show_default="the last stage",
         ),
     ] = None,
     profile: Annotated[
         str,
         typer.Option(
             metavar="attune|empdg|meed2",
-            help="Whose way: all samples of a split; EmpDG's, without each conversation's last "
-            "listener turn; or MEED2's perplexity, where the true label is told.",
+            help="Protocol: attune evaluates all samples of a split, empdg leaves out the last "
+            "listener turn of each conversation, meed2 computes perplexity with the true label.",
         ),
     ] = DEFAULT_PROFILE,
     bertscore: Annotated[
         str | None,
         typer.Option(
             metavar="minilm|DIR[:LAYER]",
-            help="Also BERTScore, with MiniLM or the encoder in a folder, and its last layer or "
-            "the one that is named.",
+            help="Also compute BERTScore with MiniLM or the encoder in a folder, at its last layer "
+            "or at LAYER.",
         ),
     ] = None,
     embedding_metrics: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also Embedding Average, Greedy and Extrema, with these word vectors (GloVe's "
-            "text form, may be packed).",
+            help="Also compute Embedding Average, Greedy and Extrema with these word vectors "
+            "(GloVe's text format, optionally compressed).",
         ),
     ] = None,
     sentence_similarity: Annotated[
         str | None,
         typer.Option(
             metavar="minilm|DIR",
-            help="Also sentence-embedding similarity, with MiniLM or the encoder in a folder.",
+            help="Also compute sentence-embedding similarity, with MiniLM or the encoder in a "
+            "folder.",
         ),
     ] = None,
     threshold: options.Threshold = None,
     as_json: Json = False,
 ) -> None:
-    """Answer a whole split with a run and measure it, or measure answers that a file holds.
+    """Answer a split with a run and compute metrics, or compute metrics of answers in a file.
 
-    Gives perplexity, emotion accuracy, BLEU and distinct-n; what does not apply to a model is
-    shown as `-`. The answers are kept as Parquet in the run's folder, and the metrics beside the
-    run's own in the tracking store. Such a file can be given to --answers again, and so can
-    anybody's: its columns `log_likelihood`, `emotion` and `predicted_emotion`, if there, give
-    perplexity and accuracy too. BERTScore is rescaled by random pairs of the data's train
-    responses; for a file --data says which.
+    The metrics are perplexity, emotion accuracy, BLEU and distinct-n; one that does not apply to a
+    model is shown as `-`. The answers are written as Parquet to the run's folder, and the metrics
+    are logged to the run in MLflow. --answers accepts such a file, and any other: perplexity and
+    accuracy are computed if it has the columns `log_likelihood`, `emotion` and
+    `predicted_emotion`. BERTScore is rescaled with random pairs of training responses; with
+    --answers, those of --data.
 
-    A run of an annotator marks the causes of a split instead, and is measured where the data say
-    what they are. A run of a classifier tells the emotions of contexts and of responses, or the
-    labels of utterances; besides accuracies there is the calibration error of its probabilities,
-    before and after they are scaled by a temperature that is fitted on valid, and what --threshold
-    would keep.
+    A run of an annotator marks causes instead, and is scored where the data have them. A run of a
+    classifier predicts emotions of contexts and responses, or labels of utterances. Besides its
+    accuracy, the calibration error is shown before and after temperature scaling (fitted on valid),
+    and what --threshold would keep.
 
     Examples:
 
@@ -113,7 +114,7 @@ def evaluate(
     - `attune evaluate mine --data data/ed --decode topk --set top_k=5 --set seed=1`
     - `attune evaluate empdg@latest --profile empdg`
     - `attune evaluate meed2@latest --profile meed2`
-    - `attune evaluate empdg@latest --stage generator`, before it learned from its critics
+    - `attune evaluate empdg@latest --stage generator`, before adversarial training
     - `attune evaluate mine --bertscore minilm --embedding-metrics glove.6B.300d.txt`
     - `attune evaluate mine --sentence-similarity minilm`
     - `attune evaluate --answers theirs.jsonl --json`
@@ -125,7 +126,7 @@ def evaluate(
     from attune.platform.evaluation.evaluate_run import Conditions
 
     if (name is None) == (answers is None):
-        raise UsageError("give either a RUN or --answers FILE, and not both")
+        raise UsageError("expected either a RUN or --answers FILE")
     run = None if name is None else options.find_trained_run(name)
     predicted = None if run is None else evaluation.predicted_labels(run)
     answering = {
@@ -140,10 +141,10 @@ def evaluate(
         raise UsageError("--threshold is for runs of an annotator or a classifier")
     if run is None:
         of_runs = {"--data": data and not bertscore, "--split": split, **answering}
-        _refuse(of_runs, "is for a RUN: the answers in a file exist already")
+        _reject_options(of_runs, "is for a RUN, not for answers in a file")
     elif predicted is not None:
         does = "marks causes" if predicted == evaluation.CAUSES else "classifies texts"
-        _refuse(answering | comparing, f"is for runs that answer: '{run.name}' {does}")
+        _reject_options(answering | comparing, f"is for dialogue models: '{run.name}' {does}")
     conditions = Conditions()
     if run is not None and predicted is None:
         conditions = Conditions(
@@ -163,7 +164,7 @@ def evaluate(
                 threshold=threshold, track=track, warn=console(True).print,
             )  # fmt: skip
     figures = {} if run is None else evaluation.published_figures(run, data, result)
-    _show(console(as_json), result, figures)
+    _show_result(console(as_json), result, figures)
     if run is not None:
         evaluation.log_result(run, result, conditions.deviations())
     if as_json:
@@ -180,14 +181,16 @@ def evaluate_and_log(run: "Run", split: str) -> dict[str, Any]:
     return result
 
 
-def _refuse(typed: Mapping[str, Any], reason: str) -> None:
-    """Raise for the first option that was typed and does not apply."""
+def _reject_options(typed: Mapping[str, Any], reason: str) -> None:
+    """Raise UsageError for the first typed option; none of them applies."""
     for option, value in typed.items():
         if value:
             raise UsageError(f"{option} {reason}")
 
 
-def _show(screen: Console, result: dict[str, Any], published: Mapping[str, list["Figure"]]) -> None:
+def _show_result(
+    screen: Console, result: dict[str, Any], published: Mapping[str, list["Figure"]]
+) -> None:
     columns = ("metric", "value", "published") if published else ("metric", "value")
     rendered = table("", *columns, numbers=("value",))
     for metric, value in result["metrics"].items():

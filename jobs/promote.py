@@ -1,4 +1,4 @@
-"""`attune promote`: is this run better than the best so far? Then it takes its place."""
+"""`attune promote`: make a run the champion if it is better than the current one."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,29 +24,32 @@ def promote(
         str, typer.Argument(metavar="RUN", help="A run, by name, MLflow id or `variant@latest`.")
     ],
     split: Annotated[
-        str, typer.Option(metavar="valid|test", help="What both are compared on.")
+        str, typer.Option(metavar="valid|test", help="Split on which both are compared.")
     ] = VALID,
     metric: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="What they are compared by: a metric of `attune evaluate`, such as perplexity, "
-            "emotion_accuracy or bleu, which are tested, or distinct_2, which is not.",
+            help="Metric of `attune evaluate` to compare by, such as perplexity, emotion_accuracy "
+            "or bleu, which are tested for significance, or distinct_2, which is not.",
         ),
     ] = PERPLEXITY,
-    force: Annotated[bool, typer.Option("--force", help="Promote it whatever comes out.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Promote the run whatever the result.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare a run with the champion of all runs, and make it champion if it is better.
+    """Compare a run with the champion of all runs, and make it the champion if it is better.
 
     In MLflow's registry the run becomes the `candidate` of the model `attune`. It is compared with
-    the present `champion` on the same split of the same data, by greedy answers; a run that has not
-    been evaluated there is evaluated first. Where both have answers the difference is tested by
-    approximate randomisation over conversations, and only one that is not chance (p < 0.05) counts.
-    The reason is shown, and kept in the registry.
+    the current `champion` by greedy answers to the same split of the same data, and is evaluated
+    first if necessary. If both have answers, the difference is tested by approximate randomization
+    over conversations and must be significant (p < 0.05). The reason is shown and stored in the
+    registry.
 
-    Choose on valid, and look at test when the choice is made. `mlflow.pyfunc.load_model(
-    "models:/attune@champion")` loads whoever is champion; `attune runs` marks the two.
+    Select on valid, and use test only for the final comparison.
+    `mlflow.pyfunc.load_model("models:/attune@champion")` loads the champion; `attune runs` marks
+    champion and candidate.
 
     Examples:
 
@@ -59,30 +62,30 @@ def promote(
     promotion.check_metric(metric)
     run = options.find_trained_run(name)
     if run.run_id is None:
-        raise UsageError(f"run '{run.name}' is not tracked by MLflow, which keeps the champion")
+        raise UsageError(f"run '{run.name}' is not logged to MLflow, which has the champion")
     _ensure_answers(run, split)
     decision = promotion.promote(run, split=split, metric=metric, force=force)
     screen = console(as_json)
-    _show(screen, decision)
+    _show_decision(screen, decision)
     if as_json:
         print_json(decision.to_json())
 
 
 def _ensure_answers(run: "Run", split: str) -> None:
-    """Answers to the split must be there."""
+    """Evaluate a run on a split unless it has answers to it."""
     from attune.platform.evaluation.evaluate_run import predicted_labels
     from attune.platform.evaluation.promotion import answers_name
 
     if predicted_labels(run):
-        raise UsageError(f"'{run.name}' does not answer: only runs that do can be promoted")
+        raise UsageError(f"'{run.name}' is a {run.variant}: expected a run of a dialogue model")
     if not (run.folder / "answers" / answers_name(split)).is_file():
         evaluate_and_log(run, split)
 
 
-def _show(screen: Console, decision: "Decision") -> None:
+def _show_decision(screen: Console, decision: "Decision") -> None:
     rendered = table("", "run", "", decision.metric.replace("_", " "), numbers=(decision.metric,))
     before = decision.champion
-    roles = ("champion", "until now") if decision.promoted else ("candidate", "champion")
+    roles = ("champion", "former champion") if decision.promoted else ("candidate", "champion")
     for judged, role in zip((decision.candidate, before), roles, strict=True):
         if judged is not None:
             rendered.add_row(

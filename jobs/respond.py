@@ -22,8 +22,8 @@ def respond(
         list[str],
         typer.Option(
             metavar="TEXT",
-            help="A turn of the conversation; give one for each. They alternate speaker, "
-            "listener, speaker; the last is the speaker's.",
+            help="A turn of the conversation; repeat the option for each. Turns alternate between "
+            "speaker and listener; the last one is the speaker's.",
         ),
     ],
     decode: options.Decode = None,
@@ -31,7 +31,7 @@ def respond(
     control: options.Controls = None,
     as_json: Json = False,
 ) -> None:
-    """Let one or several runs answer a conversation, each with the emotion it reads in it.
+    """Answer a conversation with one or several runs, and show the emotion that each predicts.
 
     Examples:
 
@@ -59,42 +59,42 @@ def respond(
                     "explanation": dataclasses.asdict(answer.explanation),
                 }
             )
-    _show(console(as_json), context, answers)
+    _show_answers(console(as_json), context, answers)
     if as_json:
         print_json({"context": context, "answers": answers})
 
 
-def _show(screen: Console, context: list[str], answers: list[dict[str, Any]]) -> None:
+def _show_answers(screen: Console, context: list[str], answers: list[dict[str, Any]]) -> None:
     width = max(len("listener"), *(len(answer["run"]) for answer in answers))
     for turn, text in enumerate(context):
         screen.print(f"{('speaker', 'listener')[turn % 2]:>{width}}: {text}", markup=False)
     for answer in answers:
         text = answer["answer"] or "(nothing)"
         screen.print(f"{answer['run']:>{width}}: {text}", markup=False, style="green")
-        for line in _reasons(answer["explanation"]):
+        for line in _explanation_lines(answer["explanation"]):
             screen.print(f"{'':>{width}}  {line}", markup=False, style="dim")
 
 
-def _reasons(explanation: dict[str, Any]) -> Iterator[str]:
-    """Iterate over the lines that explain an answer; values of single words are for the page."""
+def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that explain an answer; the page also shows values of single words."""
     parts = {
-        "reads": "emotion",
-        "answers with": "response_label",
-        "takes it as": "groups",
-        "hears": "listeners",
-        "may agree on": "consensus",
+        "emotion:": "emotion",
+        "response label:": "response_label",
+        "emotion group:": "groups",
+        "listeners:": "listeners",
+        "consensus:": "consensus",
     }
-    for does, part in parts.items():
+    for label, part in parts.items():
         if explanation[part]:
-            yield f"{does} {_likeliest(explanation[part])}"
+            yield f"{label} {_format_likeliest(explanation[part])}"
     if explanation["imagined"]:
-        yield f"would be an answer to: {explanation['imagined']}"
+        yield f"reconstructed context: {explanation['imagined']}"
     if explanation["emotion_words"]:
-        yield f"finds the emotion words {', '.join(explanation['emotion_words'])}"
-    for group, shares in (explanation["response_emotion"] or {}).items():
-        yield f"its own emotion, if {group}: {_likeliest(shares)}"
+        yield f"emotion words: {', '.join(explanation['emotion_words'])}"
+    for group, probs in (explanation["response_emotion"] or {}).items():
+        yield f"response emotion, {group} group: {_format_likeliest(probs)}"
 
 
-def _likeliest(shares: dict[str, float]) -> str:
-    best = sorted(shares, key=shares.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
-    return ", ".join(f"{name} {shares[name]:.0%}" for name in best)
+def _format_likeliest(probs: dict[str, float]) -> str:
+    best = sorted(probs, key=probs.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
+    return ", ".join(f"{name} {probs[name]:.0%}" for name in best)

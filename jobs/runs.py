@@ -27,8 +27,8 @@ def runs(
         bool,
         typer.Option(
             "--send",
-            help="First send what a tracking server that was away has not got yet, and ask it who "
-            "is champion and who candidate.",
+            help="First send what an unreachable tracking server could not take, and read champion "
+            "and candidate from its registry.",
         ),
     ] = False,
     as_json: Json = False,
@@ -46,16 +46,16 @@ def runs(
     screen = console(as_json)
     shown_runs = list(all_runs(lambda problem: screen.print(problem, markup=False)))
     if variant is not None and variant not in {run.variant for run in shown_runs}:
-        # Only now: it brings in torch, and a variant without runs is no mistake.
+        # Imported here because it imports torch, and only needed for a variant without runs.
         from attune.platform.core.settings import find_variant
 
         find_variant(variant)
     shown_runs = [run for run in shown_runs if variant in (None, run.variant)]
     statuses = _find_statuses(shown_runs)
     if send:
-        _send([run for run in shown_runs if not _is_active(run, statuses[run.name])], screen)
+        _send_unsent([run for run in shown_runs if not _is_active(run, statuses[run.name])], screen)
     if shown_runs:
-        screen.print(_table(shown_runs, statuses))
+        screen.print(_runs_table(shown_runs, statuses))
         for run in shown_runs:
             if hint := _resume_hint(run, statuses[run.name]):
                 screen.print(hint, markup=False)
@@ -63,7 +63,7 @@ def runs(
         which = f" of '{variant}'" if variant else ""
         screen.print(f"no runs{which} in {runs_folder()} yet: see 'attune train --help'")
     if as_json:
-        print_json({"runs": _describe_all(shown_runs, statuses)})
+        print_json({"runs": _runs_to_json(shown_runs, statuses)})
 
 
 def _find_statuses(runs: "list[Run]") -> "dict[str, CurrentStatus]":
@@ -100,7 +100,7 @@ def _resume_hint(run: "Run", status: "CurrentStatus") -> str:
     return ""
 
 
-def _send(runs: "list[Run]", screen: Console) -> None:
+def _send_unsent(runs: "list[Run]", screen: Console) -> None:
     from attune.platform import tracking
     from attune.platform.evaluation import promotion
 
@@ -108,18 +108,18 @@ def _send(runs: "list[Run]", screen: Console) -> None:
         if run.run_id is not None:
             unsent = tracking.flush_run(run, SECONDS_TO_SEND)
             if unsent:
-                screen.print(f"{run.name}: {unsent} lines not sent, {run.tracking} is still away")
+                screen.print(f"{run.name}: {unsent} lines not sent, {run.tracking} is unreachable")
     tracked = [run for run in runs if run.run_id is not None]
     if tracked:
-        promotion.note(tracked[-1])
+        promotion.update_aliases(tracked[-1])
 
 
-def _describe_all(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> list[dict[str, Any]]:
+def _runs_to_json(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> list[dict[str, Any]]:
     aliases = read_aliases()
-    return [_describe(run, statuses[run.name], aliases) for run in runs]
+    return [_run_to_json(run, statuses[run.name], aliases) for run in runs]
 
 
-def _describe(run: "Run", status: "CurrentStatus", aliases: dict[str, str]) -> dict[str, Any]:
+def _run_to_json(run: "Run", status: "CurrentStatus", aliases: dict[str, str]) -> dict[str, Any]:
     return {
         "name": run.name,
         "run_id": run.run_id,
@@ -134,8 +134,8 @@ def _describe(run: "Run", status: "CurrentStatus", aliases: dict[str, str]) -> d
     }
 
 
-def _table(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> Table:
-    described = _describe_all(runs, statuses)
+def _runs_table(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> Table:
+    described = _runs_to_json(runs, statuses)
     metrics = list(dict.fromkeys(name for run in described for name in run["metrics"]))
     short = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
     rows = table("", "name", "variant", "data", "seed", "status", *short, numbers=("seed", *short))

@@ -1,9 +1,9 @@
-"""Files of answers: ours to keep, and anybody's to score.
+"""Files of answers: written by evaluations, and scored from any source.
 
-answer, response                    text, or tokens joined by blanks: both are tokenised as ours are
-answer_tokens, response_tokens      where they are there they are taken as they stand
-log_likelihood                      of the response, `<eos>` counted: gives the perplexities
-emotion, predicted_emotion          give the emotion's accuracy
+answer, response                    text or space-separated tokens; tokenized like our data
+answer_tokens, response_tokens      optional, used instead of tokenizing
+log_likelihood                      optional, of the response with `<eos>`, for perplexity
+emotion, predicted_emotion          optional, for emotion accuracy
 """
 
 import json
@@ -41,7 +41,7 @@ METRICS = (
 
 
 def write(answers: pl.DataFrame, path: Path) -> None:
-    """Keep answers as Parquet; the file appears whole or not at all."""
+    """Write answers as Parquet, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -52,7 +52,7 @@ def write(answers: pl.DataFrame, path: Path) -> None:
 
 
 def read(path: Path) -> pl.DataFrame:
-    """The known columns of a Parquet or JSON-lines file, checked."""
+    """Return the known columns of a Parquet or JSON-lines file, checked."""
     readers: dict[str, Callable[[Path], pl.DataFrame]] = {
         ".parquet": _read_parquet,
         **dict.fromkeys((".jsonl", ".ndjson", ".json"), _read_json_lines),
@@ -72,7 +72,7 @@ def read(path: Path) -> pl.DataFrame:
 
 
 def score(answers: pl.DataFrame) -> tuple[dict[str, float | None], str]:
-    """All metrics, None where the columns for one are not there, and what they are."""
+    """Return all metrics, None for those whose columns are missing, and their signature."""
     hypotheses, references = tokens(answers, "answer"), tokens(answers, "response")
     bleu, signature = metrics.bleu(hypotheses.to_list(), references.to_list())
     words = [_split(text) for text in hypotheses]
@@ -94,7 +94,7 @@ def score(answers: pl.DataFrame) -> tuple[dict[str, float | None], str]:
 
 
 def tokens(answers: pl.DataFrame, column: str) -> pl.Series:
-    """Those that are given, else those of the text."""
+    """Return the tokens of a column, or those of its text."""
     token_column = f"{column}_tokens"
     return answers[token_column] if token_column in answers else tokenize(answers[column])
 
@@ -135,14 +135,14 @@ def _read_json_lines(path: Path) -> pl.DataFrame:
             if problem:
                 raise DataError(f"{path}, row {number}: {problem}")
             if line.strip():
-                rows.append({**_row(f"{path}, row {number}", line), ROW: number})
+                rows.append({**_parse_row(f"{path}, row {number}", line), ROW: number})
     present = [column for column in COLUMNS if any(column in row for row in rows)]
     _check_columns(path, present)
     schema = {ROW: pl.Int64(), **{column: COLUMNS[column] for column in present}}
     return pl.DataFrame([{column: row.get(column) for column in schema} for row in rows], schema)
 
 
-def _row(place: str, line: str) -> dict[str, Any]:
+def _parse_row(place: str, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (RecursionError, ValueError) as error:

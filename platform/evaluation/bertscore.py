@@ -1,10 +1,11 @@
-"""BERTScore (Zhang et al. 2020): subwords of answer and reference matched by an encoder's states.
+"""BERTScore (Zhang et al. 2020): subwords of answer and reference matched by hidden states.
 
-Each subword of an answer is matched with the nearest of its reference, by the cosine of their
-states in one layer: the mean of these cosines is the precision, the mean over the reference's
-subwords the recall. No idf; [CLS] and [SEP] may be matched but do not count, as in the paper's own
-code. An empty answer, or an empty reference, scores 0. Rescaled, 0 is what random pairs of train
-responses score and 1 is the most: (score - baseline) / (1 - baseline).
+Each subword of an answer is matched with the nearest one of its reference, by the cosine of their
+hidden states in one layer. The mean of these cosines is the precision, and the mean over the
+reference's subwords is the recall. There is no idf weighting; [CLS] and [SEP] can be matched but
+are not counted, as in the paper's code. An empty answer or reference scores 0. Rescaled scores are
+(score - baseline) / (1 - baseline), where the baseline is the score of random pairs of training
+responses.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ PAIRS_AT_A_TIME = 64
 BASELINE_PAIRS = 2000
 
 Progress = Callable[[int], None]
-"""Called with the number of pairs that were just done."""
+"""Called with the number of pairs processed since the last call."""
 Baseline = tuple[float, ...]
 
 
@@ -46,7 +47,7 @@ class BertScore:
         references: Sequence[str],
         progress: Progress = lambda _: None,
     ) -> Tensor:
-        """(N, 3) precision, recall and F1 of each answer."""
+        """Return precision, recall and F1 of each answer, (N, 3)."""
         hypothesis_ids, reference_ids = (
             self.encoder.subwords(answers),
             self.encoder.subwords(references),
@@ -65,8 +66,10 @@ class BertScore:
         return scores
 
     def baseline(self, folder: Path) -> Baseline | None:
-        """What random pairs of a prepared folder's train responses score, kept once computed; None
-        where it has none."""
+        """Return the score of random pairs of a prepared folder's training responses, or None.
+
+        It is computed once per folder and stored.
+        """
         definition = {
             "data": read_manifest(folder)["hash"],
             "encoder": self.encoder.name,
@@ -91,7 +94,7 @@ class BertScore:
         return tuple(baseline_scores)
 
     def signature(self, baseline: Baseline | None) -> str:
-        """The definition in a line."""
+        """Return the definition in one line."""
         rescaling = "none"
         if baseline is not None:
             values = ",".join(f"{value:.4f}" for value in baseline)
@@ -105,21 +108,21 @@ class BertScore:
     def _score_batch(
         self, hypothesis_ids: list[list[int]], reference_ids: list[list[int]]
     ) -> Tensor:
-        own, own_counts = self._states(hypothesis_ids)  # (B, T, D), (B, T)
-        other, other_counts = self._states(reference_ids)  # (B, S, D), (B, S)
+        own, own_counts = self._hidden_states(hypothesis_ids)  # (B, T, D), (B, T)
+        other, other_counts = self._hidden_states(reference_ids)  # (B, S, D), (B, S)
         cosines = own @ other.transpose(1, 2)  # (B, T, S), 0 at paddings
         there = own.any(dim=2)[:, :, None] & other.any(dim=2)[:, None, :]
         cosines = cosines.masked_fill(~there, -1.0)
-        precision = _mean(cosines.amax(dim=2), own_counts)
-        recall = _mean(cosines.amax(dim=1), other_counts)
+        precision = _mean_best_cosine(cosines.amax(dim=2), own_counts)
+        recall = _mean_best_cosine(cosines.amax(dim=1), other_counts)
         empty = (own_counts.sum(dim=1) == 0) | (other_counts.sum(dim=1) == 0)
         total = precision + recall
         f1 = torch.where(total == 0, 0.0, 2 * precision * recall / total)
         scores = torch.stack([precision, recall, f1], dim=1)
         return scores.masked_fill(empty[:, None], 0.0).double()
 
-    def _states(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """States of length 1, 0 at paddings, and 1 for each subword that counts."""
+    def _hidden_states(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Return normalized hidden states, 0 at padding, and a mask of the counted subwords."""
         room = self.encoder.max_length - 2
         rows = [[self.encoder.cls_token, *text[:room], self.encoder.separator] for text in texts]
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True)
@@ -130,12 +133,12 @@ class BertScore:
         return states * (padded > 0)[:, :, None], counts
 
 
-def _mean(cosines: Tensor, counts: Tensor) -> Tensor:
+def _mean_best_cosine(cosines: Tensor, counts: Tensor) -> Tensor:
     return (cosines * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1.0)
 
 
 def load(text: str) -> BertScore:
-    """From what a user types: `minilm`, or a folder, with the number of a layer behind a colon."""
+    """Load `minilm` or the encoder in a folder; `:LAYER` selects a layer."""
     name, colon, number = text.rpartition(":")
     if not colon or not number.isdigit():
         name, number = text, ""
@@ -148,7 +151,7 @@ def load(text: str) -> BertScore:
 
 
 def checksum(name: str) -> str:
-    """Of an encoder's weights: a name says little of a folder that may change."""
+    """Return a hash of an encoder's weights, because the content of a folder may change."""
     whole = hashlib.sha256()
     for path in sorted(encoders.locate(name).iterdir()):
         if path.suffix in (".safetensors", ".bin"):
@@ -164,8 +167,8 @@ def score(
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> tuple[dict[str, float | None], str]:
-    """The means over all answers, rescaled where there are train responses to say how, and what
-    they are."""
+    """Return the means over all answers, rescaled if there are training responses, and their
+    signature."""
     means = metric.pairs(answers, references, progress).mean(dim=0).tolist()
     baseline = None if folder is None else metric.baseline(folder)
     metrics: dict[str, float | None] = {

@@ -1,8 +1,8 @@
-"""How well are causes marked? Against given marks, beside two simple rules.
+"""The quality of marked causes, compared with the data's marks and with two simple rules.
 
-Utterances are counted over all samples. `cause` figures are those of the class of causes,
-`macro_f1` is the mean of its F1 and that of the other utterances, and `agreement` is the share of
-utterances that both mark alike.
+Utterances are counted over all samples. `cause` metrics are those of the class of causes,
+`macro_f1` is the mean of its F1 and the F1 of the other utterances, and `agreement` is the share of
+utterances that have the same mark.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,17 @@ def evaluate(
     threshold: float,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
-    """A model's marks of samples whose causes are known, and the rules' beside them."""
+    """Evaluate the marks of a model, and of the rules, on samples whose causes are known."""
     probabilities = cause_probabilities(model, samples, progress)
-    truth = _flat(samples[CAUSES_COLUMN])
+    truth = _flatten_marks(samples[CAUSES_COLUMN])
     speaks = samples["context_roles"].list.eval(pl.element() == SPEAKER)
     turn = pl.int_range(pl.len())
     last = speaks.list.eval(pl.element() & (turn == turn.filter(pl.element()).last()))
     metrics: dict[str, float | None] = {
-        **scores(_flat(probabilities.list.eval(pl.element() >= threshold)), truth)
+        **scores(_flatten_marks(probabilities.list.eval(pl.element() >= threshold)), truth)
     }
     for rule, marks in (("every_speaker_turn", speaks), ("last_speaker_turn", last)):
-        metrics |= {f"{rule}_{name}": v for name, v in scores(_flat(marks), truth).items()}
+        metrics |= {f"{rule}_{name}": v for name, v in scores(_flatten_marks(marks), truth).items()}
     metrics["parameters"] = sum(p.numel() for p in model.variant.parameters())
     table = samples.select(
         "conversation_id", "turn", "emotion", "context", "context_roles", CAUSES_COLUMN
@@ -46,7 +46,7 @@ def evaluate(
 
 
 def scores(marks: Marks, truth: Marks) -> dict[str, float]:
-    """Precision, recall and F1 of causes, F1 over both classes, and agreement."""
+    """Return precision, recall and F1 of causes, macro F1, and agreement."""
     precision, recall, cause = _f1(marks, truth)
     return {
         "cause_precision": precision,
@@ -65,5 +65,5 @@ def _f1(marks: Marks, truth: Marks) -> tuple[float, float, float]:
     return precision, recall, 2 * right / total if total else 0.0
 
 
-def _flat(lists: pl.Series) -> Marks:
+def _flatten_marks(lists: pl.Series) -> Marks:
     return lists.explode().to_numpy().astype(np.bool_)

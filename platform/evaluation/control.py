@@ -1,5 +1,4 @@
-"""The label of an answer: how well it is predicted, and whether an answer that is asked to have one
-has it."""
+"""Labels of answers: how well they are predicted, and whether they can be controlled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,13 +26,13 @@ LABEL, RESPONSE_LABEL = "label", "response_label"
 
 @dataclass(frozen=True, kw_only=True)
 class ControlResult:
-    """A label, and the share of answers that are classified as it."""
+    """A label and the share of answers that are classified as having it."""
 
     label: str
     asked: float
-    """Where it is asked for."""
+    """The share when the label is requested."""
     unasked: float
-    """Where the model answers the same contexts with what it predicts: chance."""
+    """The share when the model chooses the label itself, on the same contexts: the baseline."""
 
 
 def _takes_label(variant: type[Variant]) -> bool:
@@ -47,7 +46,7 @@ def controllability(
     decoding: Decoding,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[ControlResult]:
-    """Of each label, by the classifier that labels utterances for the model."""
+    """Return the result for each label, as classified by the model's utterance classifier."""
     variant = model.variant
     if not isinstance(variant, DialogueVariant) or LABEL not in variant.controls_with(
         variant.config
@@ -86,7 +85,7 @@ def controllability(
 
 
 def measure_label_predictions(run: Run, samples: pl.DataFrame) -> dict[str, float]:
-    """How well a run predicts the labels of responses."""
+    """Return how well a run predicts the labels of responses."""
     model = load_model(run.model)
     columns = model.columns(samples)
     log_probs = predictions(model.variant, columns).get(RESPONSE_LABEL)
@@ -96,7 +95,7 @@ def measure_label_predictions(run: Run, samples: pl.DataFrame) -> dict[str, floa
 
 
 def measure_random_guesses(samples: pl.DataFrame, seed: int = 0) -> dict[str, float]:
-    """How well a guess does: any label, one as likely as another."""
+    """Return the scores of uniformly random predictions."""
     truth = samples["response_label"].replace_strict(
         {label: number for number, label in enumerate(LABELS)}, default=-1, return_dtype=pl.Int64
     )

@@ -1,8 +1,7 @@
-"""How well does a classifier tell the emotions of texts, and do its probabilities mean it?
+"""The accuracy and the calibration of a classifier of emotions.
 
-Accuracies and calibration of contexts stand under their plain names, those of responses, where it
-learns from them, under `response_`. What is `kept` is surer than a threshold: its share, and how
-much of it is right.
+The metrics of contexts have plain names. Those of responses, if the classifier is trained on them,
+start with `response_`. `kept` metrics are of the texts whose probability is above the threshold.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from attune.platform.evaluation.metrics import Floats
 from attune.platform.runs.model import Model
 
 THRESHOLD = 0.6
-"""What Shen et al. 2021 keep unpaired text from."""
+"""The threshold above which Shen et al. 2021 keep unpaired text."""
 
 
 def evaluate(
@@ -35,7 +34,7 @@ def evaluate(
     temperatures: Temperatures,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
-    """What a model says of the texts of samples, of each kind that it learns from."""
+    """Evaluate a classifier on the texts of samples, for each kind that it is trained on."""
     variant = require_classifier(model)
     emotions = variant.data_info.emotions
     known, truth = with_known_emotion(samples, emotions)
@@ -60,7 +59,7 @@ def evaluate(
 
 
 def predict_emotions(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
-    """`emotion` and `predicted_emotion` of the samples that have an emotion, by any variant."""
+    """Return `emotion` and `predicted_emotion` of the samples that have an emotion."""
     emotions = model.variant.data_info.emotions
     known, _ = with_known_emotion(samples, emotions)
     log_probs = predictions(model.variant, model.columns(known)).get("emotion")
@@ -73,7 +72,7 @@ def predict_emotions(model: Model, samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_emotion(predicted: pl.DataFrame) -> pl.DataFrame:
-    """(emotion, samples, accuracy), by the alphabet."""
+    """Return `emotion`, `samples` and `accuracy`, in alphabetical order."""
     right = (pl.col("emotion") == pl.col("predicted_emotion")).fill_null(False)
     return (
         predicted.drop_nulls("emotion")
@@ -84,7 +83,7 @@ def by_emotion(predicted: pl.DataFrame) -> pl.DataFrame:
 
 
 def scores(log_probabilities: Floats, truth: Labels, threshold: float) -> dict[str, float | None]:
-    """Accuracies, calibration error, and what a threshold keeps."""
+    """Return accuracies, calibration errors, and the metrics of what a threshold keeps."""
     accuracy = metrics.accuracy_at(log_probabilities, truth)
     kept = np.exp(log_probabilities.max(axis=1)) > threshold
     right = log_probabilities.argmax(axis=1) == truth

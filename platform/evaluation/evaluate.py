@@ -1,4 +1,4 @@
-"""A model's metrics and answers on a split: batched throughout, nothing a sample at a time."""
+"""Compute a model's metrics and answers on a split, in batches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,18 +22,20 @@ ANSWERS_AT_A_TIME = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What came out."""
+    """The metrics and the answers of a model on a split."""
 
     metrics: dict[str, float | None]
     answers: pl.DataFrame
-    """One row a sample, in the order of the split."""
+    """One row per sample, in the order of the split."""
     signature: str
-    """What the metrics are: decoding and BLEU's signature."""
+    """The decoding settings and BLEU's signature."""
 
 
 def score(variant: Variant, columns: Columns, oracle: bool = False) -> dict[str, Any]:
-    """By row: the response's summed log-likelihood, and what the variant predicts; `told` the truth
-    of it, or not."""
+    """Return, for each row, the response's summed log-likelihood and what the variant predicts.
+
+    With `oracle`, the log-likelihood is computed with the true labels.
+    """
 
     def score_batch(batch: Batch) -> dict[str, Tensor]:
         if not isinstance(variant, DialogueVariant):
@@ -44,16 +46,16 @@ def score(variant: Variant, columns: Columns, oracle: bool = False) -> dict[str,
             **variant.predict(batch),
         }
 
-    return _by_row(variant, columns, score_batch)
+    return _compute_by_row(variant, columns, score_batch)
 
 
 def predictions(variant: Variant, columns: Columns) -> dict[str, Any]:
-    """By row: what the variant predicts."""
-    return _by_row(variant, columns, variant.predict)
+    """Return what the variant predicts for each row."""
+    return _compute_by_row(variant, columns, variant.predict)
 
 
 @torch.no_grad()
-def _by_row(
+def _compute_by_row(
     variant: Variant, columns: Columns, compute: Callable[[Batch], dict[str, Tensor]]
 ) -> dict[str, Any]:
     trained = variant.training
@@ -76,7 +78,7 @@ def answer(
     progress: Callable[[int], None] = lambda _: None,
     controls: Mapping[str, str] | None = None,
 ) -> list[list[int]]:
-    """The tokens of the answer to each row."""
+    """Return the tokens of the answer to each row."""
     trained = variant.training
     variant.eval()
     contexts = columns["context"]
@@ -101,10 +103,10 @@ def evaluate(
     controls: Mapping[str, str] | None = None,
     oracle: bool = False,
 ) -> Evaluation:
-    """Perplexity, emotion accuracy, BLEU and distinct-n, with all answers.
+    """Return perplexity, emotion accuracy, BLEU and distinct-n, with all answers.
 
-    `controls` are of the answers: perplexity and accuracy are taken without any. Perplexity alone
-    is that of a model which is `told` the truth.
+    `controls` apply to the answers only. With `oracle`, perplexity is computed with the true
+    labels.
     """
     responses, emotions = columns["response"], columns["emotion"]
     assert isinstance(responses, Ragged)
@@ -115,7 +117,7 @@ def evaluate(
     texts = [" ".join(tokens) for tokens in answers]
     references = samples["response_tokens"].to_list()
     bleu, signature = metrics.bleu(texts, references)
-    # Of words and <eos>, whatever a model cuts words into: only so models can be compared.
+    # Per word and <eos>, also for models of subwords: otherwise models could not be compared.
     words = samples["response_tokens"].str.count_matches(r"\S+").to_numpy().astype(np.int64)
     unknown = (responses.values == vocabulary.number(UNKNOWN)).sum()
     results: dict[str, float | None] = {
@@ -153,7 +155,7 @@ def _emotion_accuracy(
 
 
 def _label_scores(log_probabilities: metrics.Floats | None, truth: Any) -> dict[str, float | None]:
-    """Of the response's label, where a variant predicts it."""
+    """Return the scores of the response's label, if the variant predicts it."""
     if log_probabilities is None:
         return {}
     labelled = truth >= 0

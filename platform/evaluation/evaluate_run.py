@@ -1,4 +1,4 @@
-"""Evaluate a run on a split, or answers in a file: one path for the CLI, the demo and promotion.
+"""Evaluate a run on a split, or answers in a file, for the commands and for sweeps.
 
 A dialogue run answers the split; an annotator marks its causes; a classifier labels its texts. The
 answers are written as Parquet to the run's folder, and `log_result` sends the metrics to MLflow.
@@ -94,7 +94,7 @@ def evaluate_run(
 
     `threshold` is for annotators and classifiers, `conditions` and `measures` for the others.
     """
-    folder, other_data = _evaluation_data(run, data, split, warn)
+    folder, other_data = _find_data_folder(run, data, split, warn)
     predicted_kind = predicted_labels(run)
     if predicted_kind:
         evaluate_labels = _evaluate_causes if predicted_kind == CAUSES else _evaluate_emotions
@@ -102,17 +102,17 @@ def evaluate_run(
         suffix = "".join(f"-{value[:8]}" for value in other_data.values())
         path = run.folder / "answers" / f"{split}-{predicted_kind}{suffix}.parquet"
         answers.write(evaluation.answers, path)
-        return _result(run, split, None, path, evaluation.signature, evaluation.metrics)
+        return _result_to_json(run, split, None, path, evaluation.signature, evaluation.metrics)
     conditions = conditions or Conditions()
     model_folder = _find_model(run, conditions.stage)
     evaluation = evaluate_answers(model_folder, folder, split, conditions, track=track)
-    name = _answers_file(split, conditions, other_data)
-    # `answer` holds tokens already: under this name they are scored as they are.
+    name = _answers_file_name(split, conditions, other_data)
+    # `answer` has tokens; under this name they are not tokenized again.
     table = evaluation.answers.with_columns(answer_tokens=pl.col("answer"))
     answers.write(table, run.folder / "answers" / name)
     more, definitions = _apply_measures(measures, table, folder, track)
     signature = f"profile:{conditions.profile} {evaluation.signature}{definitions}"
-    return _result(
+    return _result_to_json(
         run, split, conditions.decoding.method, run.folder / "answers" / name, signature,
         evaluation.metrics | more,
     )  # fmt: skip
@@ -157,18 +157,18 @@ def evaluate_answers(
 def evaluate_file(
     path: Path, measures: Sequence[Measure], data: str | None, track: Track = ignore_progress
 ) -> dict[str, Any]:
-    """Score the answers in a file; `data` is what BERTScore is rescaled with."""
+    """Score the answers in a file; BERTScore is rescaled with `data`."""
     table = answers.read(path)
     metrics, signature = answers.score(table)
     folder = find_data(data) if data else None
     more, definitions = _apply_measures(measures, table, folder, track)
-    return _result(None, None, None, path, signature + definitions, metrics | more)
+    return _result_to_json(None, None, None, path, signature + definitions, metrics | more)
 
 
 def log_result(
     run: Run, result: Mapping[str, Any], deviations: Mapping[str, str] | None = None
 ) -> None:
-    """Log an evaluation to MLflow where the run is tracked."""
+    """Log an evaluation to MLflow if the run is tracked."""
     from attune.platform.tracking import log_evaluation  # MLflow takes seconds to import
 
     if run.run_id is None:
@@ -179,7 +179,7 @@ def log_result(
 
 
 def predicted_labels(run: Run) -> str | None:
-    """What a run predicts instead of answering: causes, emotions, or None for a dialogue run."""
+    """Return what a run predicts, causes or emotions; None for a dialogue model."""
     variant = find_variant(run.variant)[0]
     if issubclass(variant, Annotator):
         return CAUSES
@@ -218,7 +218,7 @@ def load_measures(
 def published_figures(
     run: Run, data: str | None, result: Mapping[str, Any]
 ) -> dict[str, list[Figure]]:
-    """The figures that papers report for the same metrics, where the data are the same."""
+    """Return the figures that papers report for the same metrics, if the data are the same."""
     data_format = read_manifest(find_data(data or run.data["folder"]))["format"]
     if result["split"] != TEST or data_format not in PUBLISHED_FORMATS:
         return {}
@@ -226,10 +226,10 @@ def published_figures(
     return {name: figures for name, figures in by_metric.items() if figures}
 
 
-def _evaluation_data(
+def _find_data_folder(
     run: Run, data: str | None, split: str, warn: Callable[[str], None]
 ) -> tuple[Path, dict[str, str]]:
-    """The folder to evaluate on, and its hash where it is not what the run was trained on."""
+    """Return the folder to evaluate on, and its hash if the run was trained on other data."""
     if split not in SPLITS:
         raise UsageError(unknown_choice("split", split, SPLITS))
     folder = find_data(data or run.data["folder"])
@@ -282,7 +282,7 @@ def _evaluate_emotions(
 def _apply_measures(
     measures: Iterable[Measure], table: pl.DataFrame, folder: Path | None, track: Track
 ) -> tuple[dict[str, float | None], str]:
-    """The metrics of all measures, and what they add to the signature."""
+    """Return the metrics of all measures, and what they add to the signature."""
     metrics: dict[str, float | None] = {}
     definitions = ""
     hypotheses, references = (
@@ -296,8 +296,8 @@ def _apply_measures(
     return metrics, definitions
 
 
-def _answers_file(split: str, conditions: Conditions, other_data: Mapping[str, str]) -> str:
-    """A name of its own for answers under other conditions or to other data."""
+def _answers_file_name(split: str, conditions: Conditions, other_data: Mapping[str, str]) -> str:
+    """Return the file name of the answers, which differs under other conditions or data."""
     decoding = conditions.decoding
     default = Decoding(method=decoding.method)
     special: dict[str, Any] = {
@@ -310,7 +310,7 @@ def _answers_file(split: str, conditions: Conditions, other_data: Mapping[str, s
     return f"{split}-{decoding.method}-{digest[:8]}.parquet"
 
 
-def _result(
+def _result_to_json(
     run: Run | None, split: str | None, decode: str | None, path: Path, signature: str,
     metrics: Mapping[str, float | None],
 ) -> dict[str, Any]:  # fmt: skip

@@ -91,7 +91,7 @@ def draw_embeddings(runs: Sequence[Run], out: Path) -> list[dict[str, Any]]:
         summaries.append({"run": run.name, "variant": run.variant, "separation": separation})
     figure.axes[0].legend(frameon=False)
     separations = ({"emotion_separation": summary["separation"]} for summary in summaries)
-    _save(figure, out, zip(runs, separations, strict=True))
+    _save_and_log(figure, out, zip(runs, separations, strict=True))
     return summaries
 
 
@@ -109,7 +109,7 @@ def draw_attention(run: Run, explanation: Explanation, out: Path) -> None:
         axes.set_xticks(range(len(words)), words, rotation=90)
         axes.set_yticks(range(len(answer_words)), answer_words)
         axes.set_title(title)
-    _save(figure, out, [(run, {})])
+    _save_and_log(figure, out, [(run, {})])
 
 
 def draw_calibration(run: Run, split: str, out: Path) -> dict[str, float]:
@@ -133,12 +133,14 @@ def draw_calibration(run: Run, split: str, out: Path) -> dict[str, float]:
         after = calibration.reliability(
             calibration.apply_temperature(log_probs, temperature), truth
         )
-        _draw_reliability(axes, {"as it comes": before, f"at temperature {temperature:.2f}": after})
+        _draw_reliability(
+            axes, {"uncalibrated": before, f"at temperature {temperature:.2f}": after}
+        )
         axes.set(title=f"{kind}s of {split}", xlabel="probability of the likeliest emotion")
         errors |= {f"{kind}_uncalibrated": before.error, f"{kind}_calibrated": after.error}
     figure.axes[0].set(ylabel="accuracy")
     metrics = {f"calibration_error_{name}": error for name, error in errors.items()}
-    _save(figure, out, [(run, metrics)])
+    _save_and_log(figure, out, [(run, metrics)])
     return errors
 
 
@@ -170,7 +172,7 @@ def draw_emotion_accuracies(
     _draw_accuracies(figure.subplots(), first["emotion"].to_list(), accuracies, summaries)
     figure.axes[0].set(ylabel=f"accuracy on {split}")
     spreads = ({"emotion_accuracy_spread": summary["spread"]} for summary in summaries)
-    _save(figure, out, zip(runs, spreads, strict=True))
+    _save_and_log(figure, out, zip(runs, spreads, strict=True))
     columns = ("emotion", "samples", "first", "second")
     rows = zip(first["emotion"], first["samples"], *map(list, accuracies), strict=True)
     return summaries, [dict(zip(columns, row, strict=True)) for row in rows]
@@ -191,7 +193,7 @@ def draw_labels(data: Path, out: Path) -> tuple[int, dict[str, float]]:
     by_label.set(ylabel="share of dialogues", title="label of the last utterance")
     by_dialogue.hist(dialogues["emotionality"].to_numpy(), bins=20, range=(0, 1), color="gray")
     by_dialogue.set(xlabel="emotionality", ylabel="dialogues")
-    _save(figure, out, [])
+    _save_and_log(figure, out, [])
     return dialogues.height, shares
 
 
@@ -199,7 +201,7 @@ def draw_curves(runs: Sequence[Run], out: Path) -> None:
     """Draw the validation metrics of runs against their steps; a dot marks the best checkpoint."""
     check_picture(out)
     curves = {
-        metric: {run.name: points for run in runs if (points := _validations(run, metric))}
+        metric: {run.name: points for run in runs if (points := _read_validations(run, metric))}
         for metric in CURVES
     }
     curves = {metric: by_run for metric, by_run in curves.items() if by_run}
@@ -217,7 +219,7 @@ def draw_curves(runs: Sequence[Run], out: Path) -> None:
         if "accuracy" in metric:
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.axes[0].legend(frameon=False)
-    _save(figure, out, [], dpi=120)
+    _save_and_log(figure, out, [], dpi=120)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +306,7 @@ def _draw_accuracies(
     accuracies: Sequence[npt.NDArray[np.float64]],
     summaries: list[dict[str, Any]],
 ) -> None:
-    """For each emotion a bar of each of two runs."""
+    """Draw a bar of each of two runs for each emotion."""
     offsets = (-0.4, 0.0)
     for run, values, color, offset in zip(
         summaries, accuracies, COLORS.values(), offsets, strict=True
@@ -324,14 +326,14 @@ def _draw_curve(axes: "Axes", run: Run, points: list[tuple[int, float]], color: 
             axes.plot(step, value, "o", color=color)
 
 
-def _validations(run: Run, metric: str) -> list[tuple[int, float]]:
-    """Step and value of each validation that measured a metric."""
+def _read_validations(run: Run, metric: str) -> list[tuple[int, float]]:
+    """Return step and value of each validation that has a metric."""
     lines = read_metrics(run.metrics_file)
     return [(line["step"], line["metrics"][metric]) for line in lines if metric in line["metrics"]]
 
 
 def _read_predictions(run: Run, split: str) -> pl.DataFrame:
-    """`emotion` and `predicted_emotion` of a split: those that were written, else computed now."""
+    """Return `emotion` and `predicted_emotion` of a split, computed unless they are stored."""
     for kind in ("greedy", "emotions"):
         path = run.folder / "answers" / f"{split}-{kind}.parquet"
         if path.is_file() and path.stat().st_mtime > (run.model / MODEL_WEIGHTS).stat().st_mtime:
@@ -351,7 +353,7 @@ def _new_figure(width: float, height: float, font_size: int = 8) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(
+def _save_and_log(
     figure: "Figure", out: Path, metrics: Iterable[tuple[Run, Mapping[str, float]]], dpi: int = 130
 ) -> None:
     """Save a figure, and log it with its metrics to the runs that are tracked."""

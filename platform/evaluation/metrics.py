@@ -1,6 +1,6 @@
-"""What the numbers mean. Ours first; the papers' other habits are profiles of their own.
+"""The metrics of answers, by our definitions; those of papers are profiles.
 
-Perplexities are plain, accuracies, distinct-n and shares are fractions, BLEU is 0-100.
+Accuracies, distinct-n and shares are fractions; BLEU is between 0 and 100.
 """
 
 import math
@@ -14,10 +14,11 @@ Floats = npt.NDArray[np.float64]
 
 
 def perplexity(log_likelihood: Floats, num_tokens: npt.NDArray[np.int64]) -> dict[str, float]:
-    """From each response's summed log-likelihood and its length, `<eos>` counted.
+    """Return perplexities from each response's summed log-likelihood and length with `<eos>`.
 
-    `perplexity` weighs every token alike; `perplexity_sample_mean` is what the public code prints,
-    since it tests with batches of one: exp of the mean over samples, about a tenth lower.
+    `perplexity` gives every token the same weight. `perplexity_sample_mean` is the exponential of
+    the mean over samples, about a tenth lower; the papers' public code prints it, because it tests
+    with a batch size of one.
     """
     return {
         "perplexity": math.exp(-log_likelihood.sum() / num_tokens.sum()),
@@ -28,14 +29,16 @@ def perplexity(log_likelihood: Floats, num_tokens: npt.NDArray[np.int64]) -> dic
 def accuracy_at(
     log_probabilities: Floats, truth: npt.NDArray[np.int64], places: Sequence[int] = (1, 2, 5)
 ) -> dict[int, float]:
-    """The share of samples whose true label is among the k likeliest."""
+    """Return, for each k, the share of samples whose true label is among the k most likely."""
     likeliest = np.argsort(-log_probabilities, axis=1, kind="stable")
     return {k: float((likeliest[:, :k] == truth[:, None]).any(axis=1).mean()) for k in places}
 
 
 def weighted_scores(log_probabilities: Floats, truth: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Precision, recall and F1 of the likeliest labels: the mean over labels, each counted as often
-    as it is true. A label that is never predicted has precision 0."""
+    """Return precision, recall and F1 of the most likely labels, weighted by true frequency.
+
+    A label that is never predicted has precision 0.
+    """
     from sklearn.metrics import precision_recall_fscore_support
 
     precision, recall, f1, _ = precision_recall_fscore_support(
@@ -45,7 +48,7 @@ def weighted_scores(log_probabilities: Floats, truth: npt.NDArray[np.int64]) -> 
 
 
 def bleu(answers: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Corpus BLEU-4 on our own tokens, one reference, unsmoothed, with sacrebleu's signature.
+    """Return unsmoothed corpus BLEU-4 on our tokens with one reference, and its signature.
 
     The same formula as Moses' multi-bleu, which MoEL and MIME used, and EmpDG's in Python.
     """
@@ -55,6 +58,6 @@ def bleu(answers: Sequence[str], references: Sequence[str]) -> tuple[float, str]
 
 
 def distinct(answers: Sequence[Sequence[str]], n: int) -> float:
-    """Different n-grams over all n-grams of the whole set; it falls as the set grows."""
+    """Return the share of distinct n-grams in the whole set, which falls as the set grows."""
     grams = [tuple(answer[i : i + n]) for answer in answers for i in range(len(answer) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 0.0

@@ -1,4 +1,4 @@
-"""Whose samples and definitions an evaluation follows."""
+"""Evaluation profiles: which samples of a split are answered."""
 
 import polars as pl
 
@@ -7,7 +7,7 @@ from attune.platform.core.errors import UsageError, unknown_choice
 
 
 def select_samples(profile: str, samples: pl.DataFrame) -> pl.DataFrame:
-    """The samples of a split that a profile answers, in their order."""
+    """Return the samples of a split that a profile answers, in order."""
     if profile not in PROFILES:
         raise UsageError(unknown_choice("profile", profile, PROFILES))
     if PROFILES[profile].drops_last_turns:
@@ -16,10 +16,9 @@ def select_samples(profile: str, samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def without_last_turns(samples: pl.DataFrame) -> pl.DataFrame:
-    """Without the last listener turn of each conversation, and without the last conversation.
+    """Return the samples without each conversation's last listener turn and the last conversation.
 
-    Neighbours with the same situation count as one conversation, which is how the public code
-    joins them.
+    Adjacent samples with the same situation count as one conversation, as in the public code.
     """
     begins = (pl.col("situation") != pl.col("situation").shift(1)).fill_null(True)
     numbered = samples.with_columns(whole=begins.cum_sum())

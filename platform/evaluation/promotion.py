@@ -1,6 +1,6 @@
-"""Who is the best of all runs: the aliases `champion` and `candidate` in MLflow's registry.
+"""Promote the best of all runs: the aliases `champion` and `candidate` in MLflow's registry.
 
-All variants stand under one registered model, so that `models:/attune@champion` is whoever it is.
+All variants are versions of one registered model, so that `models:/attune@champion` is the best.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,20 +20,20 @@ from attune.platform.runs.record import Run, write_aliases
 MODEL = "attune"
 CHAMPION, CANDIDATE = "champion", "candidate"
 DECISION = "decision"
-"""The tag of a version that says what became of it, and why."""
+"""The tag of a version with the reason of the last decision."""
 LOWER = ("perplexity", "perplexity_sample_mean")
 HIGHER = (
     "bleu", "distinct_1", "distinct_2", "emotion_accuracy", "emotion_accuracy_top2",
     "emotion_accuracy_top5",
 )  # fmt: skip
-"""Metrics of which less, or more, is better."""
-SURE = 0.05
-"""The p-value below which a difference is taken for more than chance."""
+"""Metrics of which lower, or higher, values are better."""
+SIGNIFICANCE_LEVEL = 0.05
+"""The p-value below which a difference is significant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionCandidate:
-    """A run, and how it does."""
+    """A run and its value of the metric."""
 
     name: str
     run_id: str
@@ -42,7 +42,7 @@ class PromotionCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What became of a candidate."""
+    """The decision about a candidate."""
 
     promoted: bool
     reason: str
@@ -50,64 +50,63 @@ class Decision:
     metric: str
     candidate: PromotionCandidate
     champion: PromotionCandidate | None
-    """Who was it until now."""
+    """The champion before the decision."""
     p_value: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """For the command's JSON."""
+        """Return the JSON of the command."""
         return asdict(self)
 
 
 def answers_name(split: str) -> str:
-    """The file of a run's greedy answers to a split of the data it learned from."""
+    """Return the file name of a run's greedy answers to a split of its own data."""
     return f"{split}-greedy.parquet"
 
 
 def check_metric(metric: str) -> None:
-    """Only what has a better and a worse can be compared by."""
+    """Raise UsageError for a metric without a better direction."""
     if metric not in LOWER + HIGHER:
         raise UsageError(unknown_choice("metric", metric, LOWER + HIGHER))
 
 
 def promote(run: Run, *, split: str, metric: str, force: bool = False) -> Decision:
-    """Make a run the candidate, hold it against the champion, and let it take that place if it is
-    better by more than chance, or where `force` says so."""
+    """Make a run the candidate, and the champion if it is significantly better, or with `force`."""
     check_metric(metric)
     with tracking.open_run(run) as (client, run_id):
         with tracking.short_timeouts():
-            model_id = _logged_model(client, run, run_id)
+            model_id = _find_logged_model(client, run, run_id)
         ours = PromotionCandidate(
             name=run.name,
             run_id=run_id,
             value=_read_metric(client, run_id, run.name, split, metric),
         )
-        version = _version(client, run, model_id)
-        champion = _holder(client, CHAMPION)
+        version = _find_or_add_version(client, run, model_id)
+        champion = _find_aliased_run(client, CHAMPION)
         if champion == run_id:
-            raise UsageError(f"run '{run.name}' is the champion already")
+            raise UsageError(f"run '{run.name}' is already the champion")
         client.set_registered_model_alias(MODEL, CANDIDATE, version.version)
         decision = _decide(client, run, ours, champion, split, metric, force)
         if decision.promoted:
             client.set_registered_model_alias(MODEL, CHAMPION, version.version)
             client.delete_registered_model_alias(MODEL, CANDIDATE)
         client.set_model_version_tag(MODEL, version.version, DECISION, decision.reason)
-        _note(client)
+        _store_aliases(client)
     return decision
 
 
-def note(run: Run) -> None:
-    """Note who the registry of a run's store says is champion and who candidate."""
+def update_aliases(run: Run) -> None:
+    """Store the champion and the candidate of a run's registry for `attune runs`."""
     with tracking.open_run(run) as (client, _):
-        _note(client)
+        _store_aliases(client)
 
 
-def _note(client: MlflowClient) -> None:
-    holders = {alias: _holder(client, alias) for alias in (CHAMPION, CANDIDATE)}
-    write_aliases({alias: run_id for alias, run_id in holders.items() if run_id is not None})
+def _store_aliases(client: MlflowClient) -> None:
+    run_ids = {alias: _find_aliased_run(client, alias) for alias in (CHAMPION, CANDIDATE)}
+    write_aliases({alias: run_id for alias, run_id in run_ids.items() if run_id is not None})
 
 
-def _holder(client: MlflowClient, alias: str) -> str | None:
-    """The id of the run that has an alias."""
+def _find_aliased_run(client: MlflowClient, alias: str) -> str | None:
+    """Return the id of the run that has an alias."""
     try:
         return client.get_model_version_by_alias(MODEL, alias).run_id
     except MlflowException as error:
@@ -116,18 +115,18 @@ def _holder(client: MlflowClient, alias: str) -> str | None:
         raise
 
 
-def _logged_model(client: MlflowClient, run: Run, run_id: str) -> str:
+def _find_logged_model(client: MlflowClient, run: Run, run_id: str) -> str:
     outputs = client.get_run(run_id).outputs
     if outputs is None or not outputs.model_outputs:
         raise UsageError(
             f"run '{run.name}' is {run.status}, and {run.tracking} has no model of it: promote a "
-            f"finished run ('attune runs --send' sends what a server that was away has not got)"
+            f"finished run ('attune runs --send' sends what could not be sent before)"
         )
     return str(outputs.model_outputs[-1].model_id)
 
 
-def _version(client: MlflowClient, run: Run, model_id: str) -> ModelVersion:
-    """The run's place in the registry, made where there is none."""
+def _find_or_add_version(client: MlflowClient, run: Run, model_id: str) -> ModelVersion:
+    """Return the run's version in the registry, which is added if it is missing."""
     known = client.search_model_versions(f"name='{MODEL}' and run_id='{run.run_id}'")
     if known:
         return known[0]
@@ -153,27 +152,27 @@ def _decide(
             promoted=True, reason="there was no champion", split=split, metric=metric,
             candidate=ours, champion=None, p_value=None,
         )  # fmt: skip
-    holder = client.get_run(champion)
-    name = holder.info.run_name
-    if holder.data.tags.get("data_hash") != run.data["hash"]:
+    champion_run = client.get_run(champion)
+    name = champion_run.info.run_name
+    if champion_run.data.tags.get("data_hash") != run.data["hash"]:
         theirs = PromotionCandidate(name=name, run_id=champion, value=None)
         if not force:
             raise UsageError(
-                f"the champion '{name}' learned from other data than '{run.name}', and their "
-                f"metrics cannot be compared: train one on the other's, or replace it with --force"
+                f"the champion '{name}' was trained on other data than '{run.name}', and their "
+                f"metrics cannot be compared: train both on the same data, or use --force"
             )
         promoted, p_value = True, None
-        reason = f"asked for, with other data than the champion '{name}'"
+        reason = f"forced; the champion '{name}' was trained on other data"
     else:
         theirs = PromotionCandidate(
             name=name,
             run_id=champion,
             value=_read_metric(client, champion, name, split, metric),
         )
-        p_value = _p_value(client, run, champion, split, metric)
+        p_value = _test_significance(client, run, champion, split, metric)
         promoted, reason = _compare_candidates(ours, theirs, split, metric, p_value)
         if force and not promoted:
-            promoted, reason = True, f"asked for, although {reason}"
+            promoted, reason = True, f"forced; {reason}"
     return Decision(
         promoted=promoted, reason=reason, split=split, metric=metric, candidate=ours,
         champion=theirs, p_value=p_value,
@@ -194,13 +193,13 @@ def _compare_candidates(
     if not better:
         return False, f"{both}: not better"
     if p_value is None:
-        return True, f"{both}: better, but without answers of both it could not be tested"
-    if p_value >= SURE:
-        return False, f"{both}: better, but it may be chance (p = {p_value:.2g})"
-    return True, f"{both}: better, and not by chance (p = {p_value:.2g})"
+        return True, f"{both}: better, but not tested, because answers of one are missing"
+    if p_value >= SIGNIFICANCE_LEVEL:
+        return False, f"{both}: better, but not significantly (p = {p_value:.2g})"
+    return True, f"{both}: significantly better (p = {p_value:.2g})"
 
 
-def _p_value(
+def _test_significance(
     client: MlflowClient, run: Run, champion: str, split: str, metric: str
 ) -> float | None:
     ours = run.folder / "answers" / answers_name(split)
@@ -211,7 +210,7 @@ def _p_value(
 
 
 def _download_answers(client: MlflowClient, run_id: str, split: str) -> pl.DataFrame | None:
-    """As the store has them: the champion may be somebody else's run."""
+    """Return the answers in the store, or None; the champion may be another user's run."""
     path = f"answers/{answers_name(split)}"
     if path not in {file.path for file in client.list_artifacts(run_id, "answers")}:
         return None

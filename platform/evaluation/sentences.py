@@ -1,8 +1,9 @@
-"""Sentence-embedding similarity: do answer and response mean the same as a whole?
+"""Sentence-embedding similarity of answers and responses.
 
-The cosine of the mean states of an encoder's last layer, over all subwords, [CLS] and [SEP] too, as
-sentence encoders are trained; the mean over all pairs. An empty answer, or an empty response,
-scores 0. Values from different encoders cannot be compared: Xie and Pu 2021 print Sentence-BERT's.
+It is the cosine of the mean hidden states of an encoder's last layer over all subwords, including
+[CLS] and [SEP], as in the training of sentence encoders; averaged over all pairs. An empty answer
+or response scores 0. Values of different encoders are not comparable: Xie and Pu 2021 use
+Sentence-BERT.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ NAME = "sentence_similarity"
 PAIRS_AT_A_TIME = 64
 
 Progress = Callable[[int], None]
-"""Called with the number of pairs that were just done."""
+"""Called with the number of pairs processed since the last call."""
 
 
 def score(
@@ -26,7 +27,7 @@ def score(
     references: Sequence[str],
     progress: Progress = lambda _: None,
 ) -> tuple[dict[str, float | None], str]:
-    """The mean over all answers, and what it is."""
+    """Return the mean over all answers and its signature."""
     values = similarities(encoder, answers, references, progress)
     name = f"{encoder.name}@{checksum(encoder.name)[:8]}"
     signature = f"sentence.encoder:{name} sentence.pooling:mean sentence.text:tokens"
@@ -40,7 +41,7 @@ def similarities(
     references: Sequence[str],
     progress: Progress = lambda _: None,
 ) -> Tensor:
-    """(N,) the cosine of each answer with its response."""
+    """Return the cosine of each answer with its response, (N,)."""
     hypothesis_ids, reference_ids = encoder.subwords(answers), encoder.subwords(references)
     order = sorted(
         range(len(hypothesis_ids)),
@@ -50,15 +51,16 @@ def similarities(
     for start in range(0, len(order), PAIRS_AT_A_TIME):
         rows = order[start : start + PAIRS_AT_A_TIME]
         own, other = (
-            _embed(encoder, [text[row] for row in rows]) for text in (hypothesis_ids, reference_ids)
+            _embed_texts(encoder, [text[row] for row in rows])
+            for text in (hypothesis_ids, reference_ids)
         )
         values[rows] = (own * other).sum(dim=1).double()
         progress(len(rows))
     return values
 
 
-def _embed(encoder: TextEncoder, texts: Sequence[Sequence[int]]) -> Tensor:
-    """(B, width) of length 1; 0 for a text without subwords."""
+def _embed_texts(encoder: TextEncoder, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Return unit vectors, (B, width); 0 for a text without subwords."""
     room = encoder.max_length - 2
     rows = [torch.tensor([encoder.cls_token, *text[:room], encoder.separator]) for text in texts]
     padded = torch.nn.utils.rnn.pad_sequence(rows, True)

@@ -1,8 +1,8 @@
-"""Whether two systems differ on the same samples by more than chance: approximate randomisation.
+"""Approximate randomization: whether two systems differ significantly on the same samples.
 
-Were there nothing but chance, a conversation's answers might as well be exchanged between the two.
-The share of random exchanges that make the metric differ at least as much as it does is the p-value
-(Noreen 1989). Whole conversations are exchanged, since their turns depend on each other.
+Under the null hypothesis, the answers to a conversation can be exchanged between the systems. The
+p-value is the share of random exchanges with at least the observed difference (Noreen 1989). Whole
+conversations are exchanged, because their turns depend on each other.
 """
 
 from collections.abc import Callable
@@ -23,21 +23,25 @@ Sums = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric of a whole set that follows from numbers which add up over its samples."""
+    """A metric of a set that is computed from sums over its samples."""
 
     columns: tuple[str, ...]
-    """What a file of answers must have for it."""
+    """The columns of answers that it needs."""
     counts: Callable[[pl.DataFrame], Sums]
-    """The numbers of each sample, (samples, numbers)."""
+    """Returns the summands of each sample, (samples, summands)."""
     value: Callable[[Sums], float]
-    """The metric, from their sums."""
+    """Returns the metric from the sums."""
 
 
 def p_value(ours: pl.DataFrame, theirs: pl.DataFrame, metric: str, seed: int = 0) -> float | None:
-    """The p-value of the difference between two files of answers; None where they do not hold what
-    the metric is made from. Answers to other samples are an error."""
+    """Return the p-value of the difference between two tables of answers.
+
+    It is None if they lack columns of the metric. Answers to different samples are a DataError.
+    """
     definition = METRICS.get(metric)
-    if definition is None or not all(_has(each, definition.columns) for each in (ours, theirs)):
+    if definition is None or not all(
+        _has_columns(each, definition.columns) for each in (ours, theirs)
+    ):
         return None
     ours, theirs = ours.sort(KEYS), theirs.sort(KEYS)
     if not ours.select(KEYS).equals(theirs.select(KEYS)):
@@ -49,14 +53,14 @@ def p_value(ours: pl.DataFrame, theirs: pl.DataFrame, metric: str, seed: int = 0
     return randomisation_test(first, second, definition.value, seed)
 
 
-def _has(answers: pl.DataFrame, columns: tuple[str, ...]) -> bool:
+def _has_columns(answers: pl.DataFrame, columns: tuple[str, ...]) -> bool:
     return all(name in answers and answers[name].count() for name in columns)
 
 
 def randomisation_test(
     first: Sums, second: Sums, value: Callable[[Sums], float], seed: int = 0, trials: int = TRIALS
 ) -> float:
-    """The p-value of `value(first) - value(second)`, two-sided; a row is what is exchanged."""
+    """Return the two-sided p-value of `value(first) - value(second)`; rows are exchanged."""
     seen = abs(value(first.sum(axis=0)) - value(second.sum(axis=0)))
     random = np.random.default_rng(seed)
     total, at_least = first.sum(axis=0) + second.sum(axis=0), 0
@@ -74,7 +78,7 @@ def _by_conversation(counts: Sums, conversations: npt.NDArray[np.uint32]) -> Sum
     return summed
 
 
-def _likelihoods(answers: pl.DataFrame) -> Sums:
+def _sum_likelihoods(answers: pl.DataFrame) -> Sums:
     lengths = tokens(answers, "response").str.count_matches(r"\S+") + 1  # 1 for <eos>
     return np.column_stack([answers["log_likelihood"].to_numpy(), lengths.to_numpy()])
 
@@ -93,7 +97,7 @@ def _n_grams(answers: pl.DataFrame) -> Sums:
     return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], np.float64)
 
 
-def _bleu(sums: Sums) -> float:
+def _bleu_from_sums(sums: Sums) -> float:
     numbers = [int(number) for number in sums]
     answer_length, reference_length = numbers[8:]
     bleu = BLEU.compute_bleu(
@@ -105,7 +109,7 @@ def _bleu(sums: Sums) -> float:
 METRICS = {
     "perplexity": Metric(
         columns=("log_likelihood",),
-        counts=_likelihoods,
+        counts=_sum_likelihoods,
         value=lambda sums: float(np.exp(-sums[0] / sums[1])),
     ),
     "emotion_accuracy": Metric(
@@ -113,6 +117,6 @@ METRICS = {
         counts=_count_correct,
         value=lambda sums: float(sums[0] / sums[1]) if sums[1] else 0.0,
     ),
-    "bleu": Metric(columns=("answer", "response"), counts=_n_grams, value=_bleu),
+    "bleu": Metric(columns=("answer", "response"), counts=_n_grams, value=_bleu_from_sums),
 }
-"""Those that can be tested."""
+"""The metrics that can be tested."""

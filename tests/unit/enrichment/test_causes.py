@@ -420,7 +420,7 @@ def test_evaluate_measures_marks(call, tmp_path):
     assert actual["metrics"]["last_speaker_turn_cause_precision"] == pytest.approx(2 / 3)
     kept = pl.read_parquet(actual["answers"])
     assert kept["probability"].list.len().to_list() == [1, 2, 4]
-    assert "--decode is for runs that answer" in error_of(call(*command, "--decode", "beam"))
+    assert "--decode is for dialogue models" in error_of(call(*command, "--decode", "beam"))
     assert "--threshold is for runs of an annotator" in error_of(
         call("evaluate", "talker", "--threshold", "0.5")
     )

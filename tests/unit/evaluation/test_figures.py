@@ -14,7 +14,7 @@ def test_a_generator_is_shown_from_its_own_stage_on(monkeypatch):
     monkeypatch.setattr(figures, "read_metrics", lambda _: lines)
     run = SimpleNamespace(name="one", metrics_file=None, result={"best_step": 1260})
     axes = Figure().subplots()
-    figures._draw_curve(axes, run, figures._validations(run, "valid_perplexity"), "C0")
+    figures._draw_curve(axes, run, figures._read_validations(run, "valid_perplexity"), "C0")
     curve, best = axes.lines
     assert list(curve.get_xdata()) == [630, 945, 1260]
     assert list(best.get_ydata()) == [60.0]

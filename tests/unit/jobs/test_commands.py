@@ -138,7 +138,7 @@ def test_respond(call, tmp_path):
     shown = call("respond", "second", *context, *FEW).stdout
     assert "speaker: I lost [my] job." in shown
     assert answer["answers"][1]["answer"] in shown
-    assert "reads " in shown
+    assert "emotion: " in shown
 
 
 @pytest.mark.usefixtures("home")

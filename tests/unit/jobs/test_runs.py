@@ -77,7 +77,7 @@ def test_send_leaves_a_run_alone_that_is_being_finished(home, call, monkeypatch)
     ]
     sent = []
     monkeypatch.setattr(tracking, "flush_run", lambda run, _: sent.append(run.name))
-    monkeypatch.setattr("attune.platform.evaluation.promotion.note", lambda _: None)
+    monkeypatch.setattr("attune.platform.evaluation.promotion.update_aliases", lambda _: None)
     with hold_lock(finished[0].folder, "taken"):
         json_output(call("runs", "--send", "--json"))
     assert sent == ["b"]
