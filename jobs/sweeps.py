@@ -1,5 +1,4 @@
-"""`attune tune list|show|stop|report`: the sweeps that there are; and what those of training and
-those of decoding share: how one begins, is watched, and ends."""
+"""`attune tune list|show|stop|report`, and what `attune tune` and `attune tune-decoding` share."""
 
 import json
 import sys
@@ -29,7 +28,7 @@ SHOWN_TRIALS = 20
 RUN = "run"
 
 
-class _Tune(TyperGroup):
+class _SweepCommands(TyperGroup):
     """`attune tune mime` is short for `attune tune run mime`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -39,20 +38,22 @@ class _Tune(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Tune,
+    cls=_SweepCommands,
     no_args_is_help=True,
-    help="""Find good settings, and how much each matters: `attune tune VARIANT ...`
+    help="""Search for good settings, and measure how much each matters: `attune tune VARIANT ...`
 
-`attune tune mime --space loss-weights` begins a sweep (`attune tune run --help` shows all options);
-the other commands are about sweeps that there are.""",
+`attune tune mime --space loss-weights` starts a sweep (`attune tune run --help` shows all options);
+the other commands are for existing sweeps.""",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A sweep, see `attune tune list`.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a sweep, see `attune tune list`.")
+]
 
 
 @app.command(name="list")
 def list_sweeps(as_json: Json = False) -> None:
-    """List the sweeps here, oldest first, and the ready-made ones.
+    """List the sweeps, oldest first, and the bundled ones.
 
     Examples:
 
@@ -85,7 +86,7 @@ def list_sweeps(as_json: Json = False) -> None:
             best,
         )
     screen.print(rows if all_sweeps else f"no sweeps in {sweep.sweeps_folder()} yet")
-    ready = table("\nready-made, for --sweep", "name", "of", "")
+    ready = table("\nbundled, for --sweep", "name", "of", "")
     for name, definition in spaces.read_bundled_sweeps().items():
         of = ", ".join(definition.variants) or "attune tune-decoding RUN"
         ready.add_row(name, of, definition.about)
@@ -118,7 +119,7 @@ def show(name: Name, as_json: Json = False) -> None:
 
 @app.command()
 def stop(name: Name, as_json: Json = False) -> None:
-    """Ask a sweep to stop after this step, with checkpoints; --resume goes on with it.
+    """Request a running sweep to stop after the current step, with checkpoints; --resume continues.
 
     Examples:
 
@@ -128,7 +129,9 @@ def stop(name: Name, as_json: Json = False) -> None:
 
     sweep = sweeps.find_sweep(name)
     if sweep.current_status != "running":
-        raise UsageError(f"sweep '{name}' is not running: it is {sweep.current_status}")
+        raise UsageError(
+            f"sweep '{name}': expected a running sweep, but it is {sweep.current_status}"
+        )
     sweep.stop_file.touch()
     console(as_json).print(f"sweep {name} was asked to stop", markup=False)
     if as_json:
@@ -140,27 +143,27 @@ def report(
     name: Name,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to.", show_default="report/ in the sweep's folder"),
+        typer.Option(metavar="DIR", help="Folder of the report.",
+                     show_default="report/ in the sweep's folder"),
     ] = None,
     surface: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Also the metric over these two settings."),
+        typer.Option(metavar="A,B", help="Also plot the metric over these two settings."),
     ] = None,
     top: Annotated[
-        int, typer.Option(min=1, help="With --seeds: how many of the best to train again.")
+        int, typer.Option(min=1, help="With --seeds: number of best trials to train again.")
     ] = 1,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="A,B,...", help="Train the best again with these seeds, two at least, "
-                     "as `attune train --seeds` does; mean, deviation and interval are shown."),
+        typer.Option(metavar="A,B,...", help="Train the best trials again with these seeds, at "
+                     "least two; shows mean, standard deviation and confidence interval."),
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Write what a sweep has shown: table, importance of each setting, slices, parallel
-    coordinates, front, and what stopping early saved.
+    """Write the report of a sweep: table, importance of each setting, figures and saved steps.
 
-    Pictures as PNG and as one HTML page that needs no network; all are logged to the sweep's run in
-    MLflow.
+    The figures are written as PNG and as one HTML page that works offline. All files are logged to
+    the sweep's run in MLflow.
 
     Examples:
 
@@ -175,12 +178,12 @@ def report(
     if not sweep.get_trials():
         raise UsageError(f"sweep '{name}' has no trials yet")
     if seeds and sweep.kind != "training":
-        raise UsageError(f"--seeds trains again, and '{name}' has only decoded: leave it out")
+        raise UsageError(f"--seeds is for sweeps that train: '{name}' is a sweep over decoding")
     if seeds and len(set(options.parse_seeds(seeds))) < 2:
-        raise UsageError(f"--seeds {seeds}: a deviation needs two seeds at least")
+        raise UsageError(f"--seeds {seeds}: expected at least two seeds for a standard deviation")
     pair = tuple(surface.split(",")) if surface else None
     if pair is not None and len(pair) != 2:
-        raise UsageError(f"--surface {surface}: two settings are expected, as in A,B")
+        raise UsageError(f"--surface {surface}: expected two settings, as in A,B")
     folder = out or sweep.folder / "report"
     reports.check_report(sweep, folder, pair)  # before hours of training
     screen = console(as_json)
@@ -204,7 +207,7 @@ def report(
 def _train_best_again(
     sweep: "Sweep", top: int, seeds: list[int], screen: Console
 ) -> "list[SeedStatistics]":
-    """The best configurations with other seeds; runs that are finished already are left alone."""
+    """Train the best configurations with other seeds; finished runs are not trained again."""
     from attune.platform.runs.lock import lock_runs
     from attune.platform.runs.record import RUN_RECORD, find_run, runs_folder
     from attune.platform.training import driver, setup
@@ -253,7 +256,7 @@ def _train_best_again(
 
 
 def _measure_answers(run: "Run", sweep: "Sweep") -> "Run":
-    """A finished run with the sweep's metrics, some of which need its answers."""
+    """Return a finished run with the sweep's metrics, some of which need answers."""
     from attune.platform.training.loop import RESULT
     from attune.platform.tuning.trial import measure_answers
 
@@ -291,7 +294,7 @@ def _format_value(value: Any) -> str:
 
 @contextmanager
 def trial_progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, int], None]]:
-    """A line for each trial that ends, and how many there are still."""
+    """Show a line for each trial that ends, and a progress bar."""
     bars = Progress(
         SpinnerColumn(),
         TextColumn("trial {task.completed:,.0f}/{task.total:,.0f}"),
@@ -313,32 +316,32 @@ def trial_progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, i
 
 
 def show_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
-    """The trials, how to go on where some are missing, and the exit code."""
+    """Show the trials and how to resume a stopped sweep; exit with its code."""
     _show_trials(screen, ended)
     summary = ended.summarize()
     if ended.status == "stopped":
         of = f"-decoding {ended.asked['run']}" if ended.kind == "decoding" else ""
         again = f"'attune tune{of} --name {ended.name} --resume'"
-        screen.print(f"not all trials were run: resume with {again}", markup=False)
+        screen.print(f"the sweep was stopped: resume it with {again}", markup=False)
     if as_json:
         print_json(summary)
     if ended.status == "stopped" and (ended.stop_file.exists() or ended.kind == "decoding"):
         raise typer.Exit(130)
     if summary["best"] is None:
         reasons = {t.user_attrs.get("reason", "") for t in ended.get_trials()} - {""}
-        screen.print(f"no trial came to a result: {'; '.join(sorted(reasons))}", markup=False)
+        screen.print(f"no trial has a result: {'; '.join(sorted(reasons))}", markup=False)
         raise typer.Exit(1)
 
 
 def check_choice(kind: str, value: str, choices: tuple[str, ...]) -> str:
-    """A value that must be one of several."""
+    """Return a value if it is one of the choices; raise UsageError otherwise."""
     if value not in choices:
         raise UsageError(unknown_choice(kind, value, choices))
     return value
 
 
 def create_sweep(name: str, **content: Any) -> "Sweep":
-    """A new sweep, written to its folder."""
+    """Create a sweep and write its record."""
     from attune.platform.core.commit import commit
     from attune.platform.runs.record import check_run_name, runs_folder
     from attune.platform.tuning.sweep import RECORD, Sweep, sweeps_folder
@@ -360,8 +363,8 @@ def create_sweep(name: str, **content: Any) -> "Sweep":
     existing_runs = sorted(each.name for each in runs_folder().glob(f"{name}-[0-9][0-9][0-9]*"))
     if sweep.kind == "training" and existing_runs:
         raise UsageError(
-            f"there is a run '{existing_runs[0]}' already, which this sweep would take for "
-            f"its own trial: choose another --name"
+            f"a run named '{existing_runs[0]}' exists already, and the sweep's trials would have "
+            f"such names: choose another --name"
         )
     sweep.write()
     return sweep

@@ -1,4 +1,4 @@
-"""`attune tune`: which settings are worth how much?"""
+"""`attune tune`: search for good settings."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ __all__ = ["app"]
 
 SCHEDULERS = ("asha", "median", "pbt", "none")
 LIMITS = ("samples", "budget", "concurrent")
-"""What may be other when a sweep goes on."""
+"""The options that may change when a sweep is resumed."""
 
 
 @app.command(name=RUN)
@@ -37,73 +37,75 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="VARIANT...", show_default=False,
-            help="See `attune variants`; several share the samples and the budget.",
+            help="See `attune variants`; several variants share the trials and the budget.",
         ),
     ] = None,
     space: Annotated[
         str | None,
         typer.Option(
             metavar="GROUP[,GROUP]",
-            help="What is tried: thresholds, loss-weights, gating, schedule, optimizer, ... or "
-            "all; `attune variants NAME` lists a variant's groups.",
+            help="Groups of settings to vary: thresholds, loss-weights, gating, schedule, "
+            "optimizer, ... or all; `attune variants NAME` lists a variant's groups.",
         ),
     ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.yaml",
-            help="A ready-made sweep (`attune tune list` shows them), or your own file, whose "
-            "space overrides and adds to --space.",
+            help="A bundled sweep (`attune tune list` shows them) or a sweep file, whose space "
+            "overrides and extends --space.",
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting that all trials share."),
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of all trials."),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Trials; a grid has as many as it has.",
+        typer.Option(min=1, help="Number of trials; a grid search tries all combinations.",
                      show_default=str(SAMPLES)),
     ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
             metavar="NAME[,NAME]", show_default="perplexity",
-            help="What is judged on valid: perplexity, emotion_accuracy, loss, bleu, distinct_2 "
-            "... Of two the front is shown (`perplexity,distinct_2`).",
+            help="Metric on valid by which trials are ranked: perplexity, emotion_accuracy, loss, "
+            "bleu, distinct_2 ... With two (`perplexity,distinct_2`), the Pareto front is shown.",
         ),
     ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
             metavar="asha|median|pbt|none", show_default="asha; none for a grid",
-            help="Who is stopped early: all but the best third after 1, 3, 9 ... looks; who is "
-            "worse than the median; nobody, but the worst take over weights and settings of the "
-            "best; nobody.",
+            help="Early stopping. asha stops all but the best third after 1, 3, 9 ... validations, "
+            "median those worse than the median; with pbt the worst continue with weights and "
+            "perturbed settings of the best; none stops no trial.",
         ),
     ] = None,
     search: Annotated[
         str | None,
         typer.Option(
             metavar="optuna|random|grid", show_default="optuna",
-            help="How settings are chosen: guided by what was found (TPE), at random, or all.",
+            help="How settings are chosen: by TPE from earlier results, at random, or all "
+            "combinations.",
         ),
     ] = None,
     repeat: Annotated[
-        int | None, typer.Option(min=1, help="Seeds for each trial; means count.", show_default="1")
+        int | None,
+        typer.Option(min=1, help="Number of seeds per trial; the mean counts.", show_default="1"),
     ] = None,
     concurrent: Annotated[
         int | None,
-        typer.Option(min=1, help="Trials at once; more than cores share them.",
-                     show_default="as many as there is room for"),
+        typer.Option(min=1, help="Trials at once; may exceed the number of cores.",
+                     show_default="one per core or GPU"),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers-per-trial", min=1, help="Processes a trial.", show_default="1"),
+        typer.Option("--workers-per-trial", min=1, help="Processes per trial.", show_default="1"),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="2h|30m|90s", help="Time for all trials together."),
+        typer.Option(metavar="2h|30m|90s", help="Time limit for all trials together."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="bundled|DIR", help="As for `attune train`.",
@@ -113,19 +115,19 @@ def run(
         str | None, typer.Option(metavar="tiny|small|compact|paper", show_default="small")
     ] = None,
     init: Annotated[
-        str | None, typer.Option(metavar="RUN", help="All trials begin with this run's weights.")
+        str | None, typer.Option(metavar="RUN", help="Start all trials from this run's weights.")
     ] = None,
     zero: Annotated[
-        int | None, typer.Option(min=0, max=3, help="DeepSpeed's ZeRO stage.", show_default="0")
+        int | None, typer.Option(min=0, max=3, help="ZeRO stage of DeepSpeed.", show_default="0")
     ] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Steps of a trial at most.")] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Step limit of a trial.")] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(callback=options.check_minutes, help="Minutes of a trial at most."),
+        typer.Option(callback=options.check_minutes, help="Time limit of a trial in minutes."),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=2**31 - 1, help="Of the search and of each trial.",
+        typer.Option(min=0, max=2**31 - 1, help="Random seed of the search and of the trials.",
                      show_default="0"),
     ] = None,
     name: Annotated[
@@ -135,16 +137,16 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the sweep of that --name (or the latest that is not finished); begin "
-            "it where there is none. --samples, --budget and --concurrent may be others.",
+            help="Resume the sweep --name, or the latest unfinished one; start it if it does not "
+            "exist. --samples, --budget and --concurrent may change.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Try settings of one variant or several, and say which are best.
+    """Train variants with many settings and report the best.
 
-    Each trial is an ordinary run, so that `attune runs`, `evaluate`, `respond` and the page know
-    it. Ctrl-C keeps all that was done, and --resume goes on.
+    Each trial is an ordinary run, which `attune runs`, `evaluate`, `respond` and the page can use.
+    Ctrl-C stops with checkpoints; --resume continues.
 
     Examples:
 
@@ -158,7 +160,7 @@ def run(
     """
     from attune.platform.services import cluster
 
-    cluster.use_token()  # before Ray is imported, which looks for it only then
+    cluster.use_token()  # before Ray is imported, which reads it only then
     from attune.platform.tuning import driver
 
     typed = {
@@ -181,7 +183,7 @@ def run(
 
 
 def _resolve_data(text: str) -> str:
-    """What names the data also in another working folder."""
+    """Return the data's name, or its absolute path, for use from any working folder."""
     from attune.platform.data.prepare import find_data
 
     return text if text == "bundled" else str(find_data(text))
@@ -190,7 +192,7 @@ def _resolve_data(text: str) -> str:
 def _parse_seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if not match:
-        raise UsageError(f"--budget {text}: write it as 90s, 30m, 2h or 1d")
+        raise UsageError(f"--budget {text}: expected a duration such as 90s, 30m, 2h or 1d")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
@@ -205,7 +207,7 @@ def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     )
     usual = "random" if typed.get("scheduler") == "pbt" else definition.search or "optuna"
     search = check_choice("search", typed.get("search", usual), spaces.SEARCHES)
-    # Who asks for every combination wants to know of each.
+    # A grid search is meant to measure every combination.
     usual = "none" if late or search == "grid" else "asha"
     scheduler = check_choice("scheduler", typed.get("scheduler", usual), SCHEDULERS)
     schedulers.check_compatibility(scheduler, search, metrics, plan.spaces, typed.get("workers", 1))
@@ -256,7 +258,7 @@ def plan_trials(typed: Mapping[str, Any]) -> TrialPlan:
     )
     variants = typed.get("variants") or list(definition.variants)
     if not variants or definition.decode:
-        _refuse_without_variant(definition)
+        _reject_without_variant(definition)
     for each in variants:
         check_zero(find_variant(each)[0], each, typed.get("zero", 0))
     overrides = {**definition.set, **typed.get("overrides", {})}
@@ -274,13 +276,15 @@ def _select_spaces(
     typed: Mapping[str, Any], definition: "SweepDefinition", variants: list[str],
     fixed: Mapping[str, Any], preset: str,
 ) -> "dict[str, Space]":  # fmt: skip
-    """By variant, what was asked for to be tried."""
+    """Return the search space of each variant."""
     from attune.platform.tuning import spaces
 
     groups = [part.strip() for part in typed["space"].split(",")] if "space" in typed else []
     if not groups and not definition.space:
         known = ", ".join(spaces.get_search_groups(variants[0]))
-        raise UsageError(f"say with --space what to try: '{variants[0]}' has {known}, or all")
+        raise UsageError(
+            f"expected --space with the settings to vary: '{variants[0]}' has {known}, or all"
+        )
     return spaces.build_variant_spaces(variants, groups, definition, fixed, preset)
 
 
@@ -290,12 +294,12 @@ def _spaces_to_json(tried: "Mapping[str, Space]") -> dict[str, dict[str, Any]]:
     return {v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in tried.items()}
 
 
-def _refuse_without_variant(definition: "SweepDefinition") -> None:
+def _reject_without_variant(definition: "SweepDefinition") -> None:
     if definition.decode:
         raise UsageError(
-            f"{definition.source} is a sweep of decoding: use 'attune tune-decoding RUN'"
+            f"{definition.source} is a sweep over decoding: use 'attune tune-decoding RUN'"
         )
-    raise UsageError("name a VARIANT, or a ready-made --sweep ('attune tune list' shows them)")
+    raise UsageError("expected a VARIANT, or a bundled --sweep ('attune tune list' shows them)")
 
 
 def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
@@ -317,7 +321,7 @@ def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None
         return None
     if sweep.kind != "training":
         raise UsageError(
-            f"'{sweep.name}' is a sweep of decoding: resume it with 'attune tune-decoding "
+            f"'{sweep.name}' is a sweep over decoding: resume it with 'attune tune-decoding "
             f"{sweep.asked['run']} --name {sweep.name} --resume'"
         )
     was = {

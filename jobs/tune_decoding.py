@@ -1,4 +1,4 @@
-"""`attune tune-decoding`: which way of decoding suits a run that is trained already?"""
+"""`attune tune-decoding`: search for good decoding settings of a trained run."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,51 +18,54 @@ if TYPE_CHECKING:
 def tune_decoding(
     name: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="A run that answers, by name, MLflow id or "
+        typer.Argument(metavar="RUN", help="A run of a dialogue model, by name, MLflow id or "
                        "`variant@latest`."),
     ],
     decode: Annotated[
         str | None,
-        typer.Option(metavar="beam[,topk,nucleus]", help="Ways to try.",
+        typer.Option(metavar="beam[,topk,nucleus]", help="Decoding methods to try.",
                      show_default="beam,topk,nucleus"),
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE.yaml", help="A ready-made sweep (`mime-beams`, "
-                     "`decoding`), or your own file."),
+        typer.Option(metavar="NAME|FILE.yaml", help="A bundled sweep (`mime-beams`, "
+                     "`decoding`) or a sweep file."),
     ] = None,
     settings: options.DecodingOverrides = None,
     data: Annotated[
-        str | None, typer.Option(metavar="bundled|DIR", show_default="what the run learned from")
+        str | None, typer.Option(metavar="bundled|DIR", show_default="the run's training data")
     ] = None,
-    split: Annotated[str, typer.Option(metavar="valid|test", help="What to answer.")] = "valid",
+    split: Annotated[str, typer.Option(metavar="valid|test", help="Split to answer.")] = "valid",
     contexts: Annotated[
-        int | None, typer.Option(min=1, help="Answer only so many, drawn once for all trials.")
+        int | None,
+        typer.Option(min=1, help="Number of contexts to answer, the same for all trials."),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Trials; a grid has as many as it has.",
+        int | None, typer.Option(min=1, help="Number of trials; a grid search tries all "
+                                      "combinations.",
                                  show_default=str(SAMPLES))
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(metavar="NAME[,NAME]", help="bleu, distinct_1, distinct_2, ...; of two the "
-                     "front is shown.", show_default="bleu"),
+        typer.Option(metavar="NAME[,NAME]", help="bleu, distinct_1, distinct_2, ...; with two, the "
+                     "Pareto front is shown.", show_default="bleu"),
     ] = None,
     search: Annotated[
         str | None, typer.Option(metavar="optuna|random|grid", show_default="optuna")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed of the search.")] = 0,
     label: Annotated[
         str | None, typer.Option("--name", help="The sweep's name.",
                                  show_default="decode-<run>-<n>")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the sweep of that --name.")
+        bool, typer.Option("--resume", help="Resume the sweep --name.")
     ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Try ways of decoding with a run that is trained already: beam, length penalty, top-k,
-    nucleus, temperature.
+    """Answer with many decoding settings of a trained run, and report the best.
+
+    Varied are the number of beams, length penalty, top-k, nucleus and temperature.
 
     Examples:
 
@@ -73,8 +76,8 @@ def tune_decoding(
     from attune.platform.tuning import decoding as trials
     from attune.platform.tuning import sweep as sweeps
 
-    of = options.find_trained_run(name)
-    trials.check(of)
+    run = options.find_trained_run(name)
+    trials.check(run)
     chosen = None
     if resume and label and (sweeps.sweeps_folder() / label / sweeps.RECORD).is_file():
         chosen = sweeps.find_sweep(label)
@@ -83,12 +86,12 @@ def tune_decoding(
                 f"'{label}' trains models: resume it with 'attune tune --name {label} --resume'"
             )
     elif resume and not label:
-        raise UsageError("--resume: name the sweep to resume with --name")
+        raise UsageError("--resume: expected --name with the sweep to resume")
     if chosen is None:
         asked = {"decode": decode, "sweep": sweep, "metric": metric, "search": search,
                  "samples": samples, "seed": seed}  # fmt: skip
-        chosen = _new_decoding(
-            of, label, asked, options.parse_overrides(settings), data, split, contexts
+        chosen = _create_decoding_sweep(
+            run, label, asked, options.parse_overrides(settings), data, split, contexts
         )
     screen = console(as_json)
     screen.print(f"sweep {chosen.name} in {chosen.folder}", markup=False)
@@ -97,8 +100,8 @@ def tune_decoding(
     show_end(screen, ended, as_json)
 
 
-def _new_decoding(
-    of: "Run", label: str | None, asked: Mapping[str, Any], overrides: dict[str, str],
+def _create_decoding_sweep(
+    run: "Run", label: str | None, asked: Mapping[str, Any], overrides: dict[str, str],
     data: str | None, split: str, contexts: int | None,
 ) -> "Sweep":  # fmt: skip
     from attune.platform.data.conversations import SPLITS
@@ -122,7 +125,7 @@ def _new_decoding(
             raise UsageError(unknown_choice("metric", metric, METRICS))
     search = check_choice("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
     count = spaces.count_grid_points(tried) if search == "grid" else asked["samples"] or SAMPLES
-    name = label or sweeps.new_sweep_name(f"decode-{of.name}"[:60])
+    name = label or sweeps.new_sweep_name(f"decode-{run.name}"[:60])
     return create_sweep(
         name,
         kind="decoding",
@@ -132,6 +135,6 @@ def _new_decoding(
         scheduler="none",
         samples=count,
         seed=asked["seed"],
-        asked={"run": of.name, "data": str(find_data(data or of.data["folder"])), "split": split,
+        asked={"run": run.name, "data": str(find_data(data or run.data["folder"])), "split": split,
                "contexts": contexts, "overrides": fixed},
     )  # fmt: skip

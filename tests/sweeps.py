@@ -11,7 +11,7 @@ SPACE = {
 
 
 def write_sweep(name="s", **fields):
-    """A sweep of `SPACE`, unless told otherwise, as a process reads it."""
+    """Write a sweep, of `SPACE` by default, and return it as another process reads it."""
     options = {"metrics": ("valid_perplexity",), "search": "random", "samples": 6, **fields}
     space = options.pop("space", {"dummy": SPACE})
     new = sweep.Sweep(
@@ -25,7 +25,7 @@ def write_sweep(name="s", **fields):
 
 
 def suggest_all(sweep):
-    """All that a sweep asks for from now on."""
+    """Return all trials that a sweep suggests from now on."""
     suggestions = []
     while (suggestion := sweep.suggest_trial()) is not None:
         suggestions.append(suggestion)
@@ -33,5 +33,5 @@ def suggest_all(sweep):
 
 
 def update_run(folder, **overrides):
-    """What a sweep's tracker does at once: it changes what a run's folder says."""
+    """Update a run's record, as a sweep's tracker does."""
     return read_run(folder).update(**overrides)

@@ -56,7 +56,7 @@ class MetricsFollower(LineFollower):
         parsed = []
         for line in self.read_new_lines():
             try:
-                parsed.append(json.loads(line))
+                parsed.append(_parse_line(line))
             except ValueError:
                 continue
         return parsed
@@ -106,7 +106,7 @@ def load_metrics(path: Path, report: Callable[[str], None]) -> list[dict[str, An
     return parsed
 
 
-def _parse_line(text: bytes) -> dict[str, Any]:
+def _parse_line(text: str | bytes) -> dict[str, Any]:
     """Return a line of the metrics file; raise ValueError if it is none."""
     line = json.loads(text)
     match line:

@@ -35,7 +35,7 @@ class TrackingQueue:
         self._failing: set[str] = set()
         """The runs whose metrics the store did not take at the last attempt."""
         self._abandoned = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+        self._thread = threading.Thread(target=self._process_jobs, name="tracking", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -65,7 +65,7 @@ class TrackingQueue:
         """
         sender = self._senders.pop(run.name, None) or MetricsSender(run)
         deadline = time.monotonic() + timeout
-        while not self._send(sender) and time.monotonic() < deadline:
+        while not self._send_metrics_of(sender) and time.monotonic() < deadline:
             if self._abandoned.wait(PAUSE):
                 break
         return sender.count_unsent()
@@ -81,7 +81,7 @@ class TrackingQueue:
         counts = {name: sender.count_unsent() for name, sender in self._senders.items()}
         return {name: count for name, count in counts.items() if count}
 
-    def _work(self) -> None:
+    def _process_jobs(self) -> None:
         pause = PAUSE
         while not self._abandoned.is_set():
             try:
@@ -106,10 +106,10 @@ class TrackingQueue:
 
     def _send_all(self) -> bool:
         """Send new metrics; return whether the store took all of them."""
-        results = [self._send(sender) for sender in list(self._senders.values())]
+        results = [self._send_metrics_of(sender) for sender in list(self._senders.values())]
         return all(results)
 
-    def _send(self, sender: MetricsSender) -> bool:
+    def _send_metrics_of(self, sender: MetricsSender) -> bool:
         run = sender.run
         try:
             sender.send()

@@ -1,4 +1,4 @@
-"""Sweeps over how a trained run decodes: one checkpoint answers again and again."""
+"""Sweeps over decoding: one trained model answers the same contexts with different settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Show = Callable[[str, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Some contexts to be answered in one way."""
+    """The contexts and the decoding settings of one trial."""
 
     number: int
     model: str
@@ -42,33 +42,33 @@ def measure_trial(trial: Trial) -> tuple[int, dict[str, float]]:
 
 
 def check(run: Run) -> None:
-    """Only who answers has something to be decoded."""
+    """Raise UsageError unless a run is a dialogue model."""
     if not issubclass(find_variant(run.variant)[0], DialogueVariant):
-        raise UsageError(f"run '{run.name}' is a {run.variant}, which does not answer")
+        raise UsageError(f"run '{run.name}' is a {run.variant}: expected a run of a dialogue model")
 
 
 def run(sweep: Sweep, show: Show) -> Sweep:
-    """Answer and measure until all was tried; what was measured before is kept."""
+    """Run or resume a sweep over decoding."""
     with sweep.lock():
         sweep.stop_file.unlink(missing_ok=True)
         sweep.recover_unreported_trials()
-        return _run(sweep.update(status="running", **current_job()), show)
+        return _run_trials(sweep.update(status="running", **current_job()), show)
 
 
-def _run(sweep: Sweep, show: Show) -> Sweep:
-    of = find_run(sweep.asked["run"])
+def _run_trials(sweep: Sweep, show: Show) -> Sweep:
+    model_run = find_run(sweep.asked["run"])
     sweep.enqueue_grid()
     ended_numbers = {trial.number for trial in sweep.get_trials() if END_STATE in trial.user_attrs}
     left = [trial.number for trial in sweep.get_trials() if trial.number not in ended_numbers]
     cluster.connect()
     import ray
 
-    # A guided search learns after each round; the others' rounds are everything.
+    # A guided search learns after each batch of trials; otherwise all trials are one batch.
     cores = int(ray.cluster_resources().get("CPU", 1))
     most = cores if sweep.search == "optuna" else sweep.samples
     try:
         while batch := _start_trials(sweep, left, most):
-            tasks = [_describe_trial(sweep, of, number) for number in batch]
+            tasks = [_describe_trial(sweep, model_run, number) for number in batch]
             for number, metrics in ray_tasks.run_tasks(measure_trial, tasks):
                 sweep.record_result(number, "finished", "", metrics)
                 ended_numbers.add(number)
@@ -87,22 +87,27 @@ def _start_trials(sweep: Sweep, left: list[int], most: int) -> list[int]:
     return numbers
 
 
-def _describe_trial(sweep: Sweep, of: Run, number: int) -> Trial:
-    kept = sweep.get_trial(number).user_attrs
+def _describe_trial(sweep: Sweep, model_run: Run, number: int) -> Trial:
+    attributes = sweep.get_trial(number).user_attrs
     return Trial(
         number=number,
-        model=str(of.model),
+        model=str(model_run.model),
         data=sweep.asked["data"],
         split=sweep.asked["split"],
         contexts=sweep.asked["contexts"],
-        settings={**sweep.asked["overrides"], **kept["settings"], "method": kept["variant"]},
+        settings={
+            **sweep.asked["overrides"],
+            **attributes["settings"],
+            "method": attributes["variant"],
+        },
     )
 
 
 def _format_trial(sweep: Sweep, number: int, metrics: dict[str, float]) -> str:
-    kept = sweep.get_trial(number).user_attrs
+    attributes = sweep.get_trial(number).user_attrs
     shown = " ".join(f"{name} {metrics[name]:.4g}" for name in sweep.metrics if name in metrics)
     settings = " ".join(
-        f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in kept["settings"].items()
+        f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}"
+        for k, v in attributes["settings"].items()
     )
-    return f"trial {number}: {shown}  {kept['variant']} {settings}"
+    return f"trial {number}: {shown}  {attributes['variant']} {settings}"

@@ -1,8 +1,8 @@
-"""The process that a user starts: asks for trials, has Ray Tune run them, keeps what came of each.
+"""The driver of a sweep: has Ray Tune run the trials that the trial manager chooses.
 
-What counts is on the disk: the search in the sweep's folder, each trial in its run's. A sweep that
-goes on begins a new experiment of Tune's; for its median rule earlier trials then tell their looks
-again, at no cost, so that it knows what it knew.
+The state of a sweep is on disk: the search in the sweep's folder, each trial in its run's. A
+resumed sweep starts a new experiment of Tune. With the median rule, earlier trials then report
+their validations again without training, so that Tune knows what to compare with.
 """
 
 import dataclasses
@@ -26,19 +26,20 @@ from attune.platform.core.logging import current_job
 from attune.platform.services import cluster
 from attune.platform.tuning import schedulers
 from attune.platform.tuning import sweep as sweeps
+from attune.platform.tuning.recorder import Show
 from attune.platform.tuning.sweep import Sweep
 from attune.platform.tuning.tracker import Tracker
 from attune.platform.tuning.trial import TASK, train_trial
-from attune.platform.tuning.trial_manager import RETRIES, Show, TrialManager
+from attune.platform.tuning.trial_manager import RETRIES, TrialManager
 
 CHECKPOINTS_PER_MEMBER = 4
-"""Of each member of a population, so that one is there as long as another may take it over."""
+"""Checkpoints that Tune keeps of each member of a population, for others to copy."""
 
 ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our metrics files have it all
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # who ends before its first look has none
-    "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints to stdout however silent it is asked to be
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would kill what can end by itself
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # metrics.jsonl has everything
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial may end before its first validation
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints to stdout even with verbose=0
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would kill trials that can end with a checkpoint
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
@@ -47,7 +48,7 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
     """Run or resume a sweep; Ctrl-C, SIGTERM and `attune tune stop` leave it resumable."""
     os.environ.update(ENVIRONMENT)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    if sweep.run_id is None:  # better to hear now that there is no store than from each trial
+    if sweep.run_id is None:  # fail now, not in each trial, if the store is unreachable
         with tracking.open_experiment(next(iter(sweep.spaces))):
             pass
     with sweep.lock():
@@ -55,17 +56,15 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
         sweep.recover_unreported_trials()
         sweep = sweep.update(status="running", **current_job())
         sweep.enqueue_grid()
-        # Only PBT draws from these; every other draw is seeded by its trial's number.
+        # Only population-based training uses these; other draws are seeded by the trial's number.
         random.seed(sweep.seed)
         np.random.seed(sweep.seed)
         cluster.connect()
         with Tracker() as tracker, _stop_on_signal(sweep, show):
             manager = TrialManager(sweep, tracker, show)
-            _fit(sweep, manager)
-            while (
-                manager.queue and not manager.stop_reason
-            ):  # who is to begin again after all others
-                _fit(sweep, manager)
+            _run_experiment(sweep, manager)
+            while manager.queue and not manager.stop_reason:  # requeued after Tune had ended
+                _run_experiment(sweep, manager)
             ended = manager.finish()
     if manager.problem:
         raise UsageError(manager.problem)
@@ -74,18 +73,18 @@ def run(sweep: Sweep, show: Show = lambda *_: None) -> Sweep:
 
 @contextmanager
 def _stop_on_signal(sweep: Sweep, show: Show) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks for a stop, the second is obeyed at once."""
+    """Request a stop at the first Ctrl-C or SIGTERM, and exit at the second."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ask(number: int, _: Any) -> None:
+    def request_stop(number: int, _: Any) -> None:
         if sweep.stop_file.exists():
             raise SystemExit(128 + number)
         sweep.stop_file.touch()
         show("stopping after this step, with checkpoints; again to stop at once", -1)
 
-    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, request_stop) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -93,7 +92,7 @@ def _stop_on_signal(sweep: Sweep, show: Show) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _fit(sweep: Sweep, manager: TrialManager) -> None:
+def _run_experiment(sweep: Sweep, manager: TrialManager) -> None:
     population = sweep.scheduler == "pbt"
     at_once, resources = _plan_resources(sweep, manager)
     tasks = [dataclasses.asdict(task) for task in manager.create_population()] if population else []
@@ -103,7 +102,7 @@ def _fit(sweep: Sweep, manager: TrialManager) -> None:
     mode = "max" if sweeps.is_maximized(sweep.metrics[0]) else "min"
     tuner = tune.Tuner(
         tune.with_resources(train_trial, resources),
-        # A population is known from the start; any other trial is asked for when there is room.
+        # A population is known from the start; other trials are suggested when there is room.
         param_space={TASK: tune.grid_search(tasks)} if population else {},
         tune_config=tune.TuneConfig(
             metric=sweep.metrics[0] if one_metric else None,
@@ -128,7 +127,7 @@ def _fit(sweep: Sweep, manager: TrialManager) -> None:
 
 
 def _plan_resources(sweep: Sweep, manager: TrialManager) -> tuple[int, Any]:
-    """How many trials at once, and what each takes of the cluster."""
+    """Return the number of concurrent trials, and the resources of each."""
     import ray
 
     wanted = sweep.concurrent or sweep.samples * sweep.repeat
@@ -136,10 +135,10 @@ def _plan_resources(sweep: Sweep, manager: TrialManager) -> tuple[int, Any]:
     cores: float = whole
     if sweep.workers > 1:
         manager.cores = cores
-        # Ray Train asks for the workers' cores itself; a driver that took some, too, could wait for
-        # ever. Tune wants it to take something: a byte.
+        # Ray Train requests the workers' cores itself; if the trial also held some, it could wait
+        # for ever. Tune requires some resource, hence one byte of memory.
         return at_once, tune.PlacementGroupFactory([{"memory": 1.0}])
-    if sweep.concurrent and sweep.concurrent > at_once:  # more than cores: each gets a part of one
+    if sweep.concurrent and sweep.concurrent > at_once:  # each trial gets part of a core
         cores = int(1000 * ray.cluster_resources()["CPU"] / sweep.concurrent) / 1000
         at_once = sweep.concurrent
     manager.cores = cores
@@ -149,20 +148,20 @@ def _plan_resources(sweep: Sweep, manager: TrialManager) -> tuple[int, Any]:
 
 
 class SweepSearcher(Searcher):
-    """Tune's questions for the next trial, answered from the sweep's own search."""
+    """Tune's search algorithm: suggests the trials that the trial manager chooses."""
 
     def __init__(self, manager: TrialManager):
         super().__init__()
         self.manager = manager
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune keeps a copy to restore from, which we never do
+        return {}  # Tune pickles its searchers to restore them, which sweeps never do
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next task; None makes Tune ask again, FINISHED ends the search."""
         if (task := self.manager.next_task()) is not None:
             return {TASK: dataclasses.asdict(task)}
-        return None if self.manager.waits else self.FINISHED  # None: Tune asks again
+        return None if self.manager.waits else self.FINISHED
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -170,12 +169,18 @@ class SweepSearcher(Searcher):
         """Do nothing: the trial manager records how trials end."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing: the search is kept in the sweep's folder."""
+        """Do nothing: the search is stored in the sweep's folder."""
 
 
 class SilentProgressCallback(TrialProgressCallback):
-    """Tune's own, which prints to stdout of trials that had no look before their end, however
-    silent it is asked to be; stdout is `--json`'s."""
+    """Tune's progress output, switched off: it prints to stdout, where `--json` is, even with
+    verbose=0."""
 
-    def _print(self, msg: str) -> None:
-        pass
+    def on_trial_result(self, *_: Any, **__: Any) -> None:
+        """Print nothing."""
+
+    def on_trial_error(self, *_: Any, **__: Any) -> None:
+        """Print nothing."""
+
+    def on_trial_complete(self, *_: Any, **__: Any) -> None:
+        """Print nothing."""

@@ -1,51 +1,51 @@
-"""Asynchronous successive halving (Li et al. 2020): who may go on.
+"""Asynchronous successive halving (Li et al. 2020): which trials are promoted to the next rung.
 
-A trial is trained to a rung, which is the 1st, 3rd, 9th ... look at valid, and waits there. Of all
-trials of a variant that came to a rung the best third may go on to the next one. New trials begin
-before anybody goes on, unless so many have come to a rung that its best third is hardly going to
-change.
+A trial is trained to a rung, which is the 1st, 3rd, 9th ... validation, and waits there. Of all
+trials of a variant that reached a rung, the best third is promoted to the next one. New trials
+start before any trial is promoted, unless so many have reached the rung that its best third will
+hardly change.
 
-Ray Tune's scheduler of that name decides at once and for good: who comes first to a rung always
-goes on, to the end, and a later trial that a search has learned to make better than those before it
-nearly always does. Here a trial waits, and is taken up when it turns out to be good, since any run
-goes on from its checkpoint.
+Ray Tune's ASHA decides about a trial once, when it reaches the rung: the first trial is always
+promoted, up to the last rung, and so is nearly every trial of a search that improves. Here a trial
+waits and can be promoted later, because every run can be resumed from its checkpoint.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 REDUCTION_FACTOR = 3
-"""One of so many goes on; rungs are as many times apart."""
+"""The share that is promoted is 1 of this many; the rungs are this factor apart."""
 MIN_COHORT = REDUCTION_FACTOR**3
-"""So many must have come to a rung before somebody goes on while others could still begin. Of three
-the best is among the best five of sixteen in seven of ten cases only; who was let on in vain
-costs as much as several first looks."""
+"""The number of trials that must have reached a rung before one is promoted ahead of new trials.
+
+The best of three trials is among the best five of sixteen in only seven of ten cases, and a wrong
+promotion costs as much as several first validations."""
 FIRST_RUNG = 1
-"""The look that is the first rung."""
+"""The validation that is the first rung."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialProgress:
-    """A trial, as far as it came."""
+    """The progress of a trial."""
 
     number: int
     variant: str
     costs: Sequence[float]
-    """After each look the best so far; less is better."""
+    """The best value so far after each validation; lower is better."""
     rung: int
-    """The look that it may be trained to."""
+    """The validation that it is trained to."""
     ended: bool
     finished: bool
-    """It came to its own end."""
+    """Whether it was trained to its end."""
 
     @property
     def waits(self) -> bool:
-        """Whether it has come to its rung, and could go on."""
+        """Whether it has reached its rung and can be promoted."""
         return not self.ended and len(self.costs) >= self.rung
 
 
 def next_rung(trial: TrialProgress) -> int:
-    """The next rung; it may have come past some already."""
+    """Return the first rung that the trial has not reached."""
     rung = trial.rung
     while rung <= len(trial.costs):
         rung *= REDUCTION_FACTOR
@@ -55,8 +55,11 @@ def next_rung(trial: TrialProgress) -> int:
 def select_promotion(
     trials: Sequence[TrialProgress], min_group: int = 1, highest_first: bool = False
 ) -> TrialProgress | None:
-    """Who waits among the best third that came to its rung, which at least so many have. The lowest
-    rung comes first, since the higher ones are filled from it, unless there is little time."""
+    """Return a waiting trial of the best third at its rung, if `min_group` trials have reached it.
+
+    The lowest rung comes first, because the higher ones are filled from it; `highest_first` is for
+    a budget that is nearly spent.
+    """
     groups = list(_group_by_rung(trials))
     for rung, group in reversed(groups) if highest_first else groups:
         for trial in group[: len(group) // REDUCTION_FACTOR] if len(group) >= min_group else ():
@@ -66,8 +69,10 @@ def select_promotion(
 
 
 def select_finalist(trials: Sequence[TrialProgress]) -> TrialProgress | None:
-    """The best of the highest rung that is better than whoever has finished of its variant was
-    there: two trials have no best third, and somebody must come to the end."""
+    """Return the best waiting trial of the highest rung, unless a finished trial was better there.
+
+    It is needed because one or two trials have no best third, and one trial must be finished.
+    """
     for rung, group in reversed(list(_group_by_rung(trials))):
         for trial in group:
             if trial.finished:
@@ -78,12 +83,13 @@ def select_finalist(trials: Sequence[TrialProgress]) -> TrialProgress | None:
 
 
 def _group_by_rung(trials: Sequence[TrialProgress]) -> Iterator[tuple[int, list[TrialProgress]]]:
-    """For each rung, the lowest first, those of each variant that came to it, the best first. A
-    variant is held against itself: one that learns slowly would never come to its best beside
-    others."""
+    """Yield each rung, lowest first, with the trials of one variant that reached it, best first.
+
+    Trials compete within their variant only: one that learns slowly would lose to all others.
+    """
     for rung in sorted({trial.rung for trial in trials}):
-        came = [trial for trial in trials if len(trial.costs) >= rung]
-        came.sort(key=lambda trial: (trial.costs[rung - 1], trial.number))
+        reached = [trial for trial in trials if len(trial.costs) >= rung]
+        reached.sort(key=lambda trial: (trial.costs[rung - 1], trial.number))
         for variant in dict.fromkeys(trial.variant for trial in trials):
-            if group := [trial for trial in came if trial.variant == variant]:
+            if group := [trial for trial in reached if trial.variant == variant]:
                 yield rung, group

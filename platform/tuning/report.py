@@ -1,8 +1,7 @@
-"""What a sweep has shown: a table of its trials, what mattered, and pictures that open offline."""
+"""The report of a sweep: a table of its trials, the importance of each setting, and figures."""
 
 import base64
 import copy
-import functools
 import json
 import math
 import os
@@ -39,16 +38,16 @@ if TYPE_CHECKING:
 
 TABLE, PAGE, SUMMARY, AGAINST = "trials.csv", "report.html", "summary.json", "against.png"
 MIN_TRIALS = 5
-"""Trials without which a share of the variance says nothing."""
+"""The number of trials below which importances are not computed."""
 CONFIDENCE = 0.95
-"""Of an interval."""
+"""The confidence level of intervals over seeds."""
 PANELS_PER_ROW = 4
-"""Panels of a picture beside each other."""
+"""The number of panels side by side in a figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedStatistics:
-    """A configuration over several seeds."""
+    """The first metric of a configuration over several seeds."""
 
     trial: int
     config: dict[str, Any]
@@ -60,7 +59,7 @@ class SeedStatistics:
 
 
 def build_table(sweep: Sweep) -> pl.DataFrame:
-    """A row for each trial, the best first, those that did not finish last."""
+    """Return one row for each trial, the best first; those that did not finish come last."""
     waiting = {each.number for each in sweep.collect_progress() if each.waits}
     rows = [_build_row(sweep, trial, trial.number in waiting) for trial in sweep.get_trials()]
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -69,27 +68,28 @@ def build_table(sweep: Sweep) -> pl.DataFrame:
         return frame
     first = sweep.metrics[0]
     frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None))
-    frame = frame.with_columns(_late=pl.col("ended") != "finished")
-    by = ["_late", *([first] if first in frame.columns else []), "trial"]
+    frame = frame.with_columns(_unfinished=pl.col("ended") != "finished")
+    by = ["_unfinished", *([first] if first in frame.columns else []), "trial"]
     down = [name == first and is_maximized(first) for name in by]
-    return frame.sort(by, descending=down, nulls_last=True).drop("_late")
+    return frame.sort(by, descending=down, nulls_last=True).drop("_unfinished")
 
 
 def _build_row(sweep: Sweep, trial: "FrozenTrial", waits: bool) -> dict[str, Any]:
-    kept = trial.user_attrs
+    attributes = trial.user_attrs
     runs = sweep.load_runs(trial)
     return {
         "trial": trial.number,
-        _space_column(sweep): kept[SPACE_NAME],
-        **kept[SETTINGS],
+        _space_column(sweep): attributes[SPACE_NAME],
+        **attributes[SETTINGS],
         **{
-            name: metric_value(kept.get(METRICS, {}), name) for name in _metric_columns(sweep, kept)
+            name: metric_value(attributes.get(METRICS, {}), name)
+            for name in _metric_columns(sweep, attributes)
         },
         "steps": sum(run.result.get("steps", 0) for run in runs) if runs else None,
         **(_sample_counts(runs[0]) if runs else {}),
-        "ended": kept.get(END_STATE) or ("waits" if waits else "interrupted"),
-        "reason": kept.get(REASON, ""),
-        "runs": " ".join(kept.get(RUNS, ())),
+        "ended": attributes.get(END_STATE) or ("waits" if waits else "interrupted"),
+        "reason": attributes.get(REASON, ""),
+        "runs": " ".join(attributes.get(RUNS, ())),
     }
 
 
@@ -98,23 +98,23 @@ def _space_column(sweep: Sweep) -> str:
 
 
 def _sample_counts(run: Run) -> dict[str, int]:
-    """What a run learned from, which thresholds decide."""
+    """Return the number of training samples of each stream, which thresholds change."""
     return {f"samples_{name}": count for name, count in run.result.get("samples", {}).items()}
 
 
-def _metric_columns(sweep: Sweep, kept: Mapping[str, Any]) -> list[str]:
-    """The metrics that decide come first."""
-    others = sorted(set(kept.get(METRICS, {})) - set(sweep.metrics))
+def _metric_columns(sweep: Sweep, attributes: Mapping[str, Any]) -> list[str]:
+    """Return the names of a trial's metrics, those of the sweep first."""
+    others = sorted(set(attributes.get(METRICS, {})) - set(sweep.metrics))
     return [*sweep.metrics, *others]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparableTrials:
-    """Trials that can be held against each other, all with a value."""
+    """Trials whose values can be compared with each other."""
 
     trials: "list[FrozenTrial]"
     validation: int | None
-    """The look at valid that the values are of; None where they are of whole trials."""
+    """The validation at which they are compared; None if all were trained to their end."""
 
     def __str__(self) -> str:
         if self.validation is None:
@@ -126,8 +126,11 @@ class ComparableTrials:
 
 
 def select_comparable(sweep: Sweep) -> ComparableTrials:
-    """The trials that finished; or where more than half did not, all that came as far as half of
-    them did, since what those few show that were let through is not what the settings do."""
+    """Return the finished trials, or those that reached the validation that half of all reached.
+
+    The latter are returned if more than half did not finish: the few that did were selected by
+    their values and do not show the effect of a setting.
+    """
     known = [t for t in sweep.study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
     tried = [
         t for t in sweep.get_trials() if t.user_attrs.get(END_STATE) not in ("failed", "diverged")
@@ -137,12 +140,12 @@ def select_comparable(sweep: Sweep) -> ComparableTrials:
     if 2 * len(known) >= len(tried) or not half or len(sweep.metrics) > 1:
         return ComparableTrials(trials=known, validation=None)
     return ComparableTrials(
-        trials=[t for trial in tried if (t := _truncate(trial, half))], validation=half
+        trials=[t for trial in tried if (t := _truncate_trial(trial, half))], validation=half
     )
 
 
-def _truncate(trial: "FrozenTrial", validation: int) -> "FrozenTrial | None":
-    """A trial as if it had ended at a look, if it came so far."""
+def _truncate_trial(trial: "FrozenTrial", validation: int) -> "FrozenTrial | None":
+    """Return a trial as if it had ended at a validation, or None if it did not reach it."""
     from optuna.trial import create_trial
 
     values = trial.user_attrs.get(VALIDATIONS, ())
@@ -154,8 +157,10 @@ def _truncate(trial: "FrozenTrial", validation: int) -> "FrozenTrial | None":
 
 
 def compute_importances(sweep: Sweep, place: int = 0) -> dict[str, float]:
-    """How much of a metric's variance each setting accounts for (fANOVA), the greatest first; empty
-    where there are too few trials to say, or all are alike."""
+    """Return each setting's share of a metric's variance (fANOVA), the largest first.
+
+    The result is empty if there are too few trials, or if all have the same value.
+    """
     import optuna
 
     trials = select_comparable(sweep).trials
@@ -167,20 +172,22 @@ def compute_importances(sweep: Sweep, place: int = 0) -> dict[str, float]:
             shares = optuna.importance.get_param_importances(
                 _build_study(sweep, trials),
                 evaluator=optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed),
-                target=_objective(place),
+                target=_metric_value_of(place),
             )
         except (ValueError, RuntimeError):
             return {}
     return {name: float(value) for name, value in shares.items()}
 
 
-def _objective(place: int) -> "Callable[[FrozenTrial], float]":
+def _metric_value_of(place: int) -> "Callable[[FrozenTrial], float]":
     return lambda trial: float(trial.values[place])
 
 
 def compute_savings(sweep: Sweep) -> dict[str, float] | None:
-    """How many steps were saved, had every trial been trained as long as those that finished, and
-    all by itself; None where there is nothing to compare."""
+    """Return how many steps early stopping and shared stages saved, or None if none.
+
+    The comparison assumes that every trial alone would take as many steps as the finished ones.
+    """
     ended: dict[str, list[Run]] = {"finished": [], "stopped early": []}
     for trial in sweep.get_trials():
         ended.get(trial.user_attrs.get(END_STATE, ""), []).extend(sweep.load_runs(trial))
@@ -196,7 +203,7 @@ def compute_savings(sweep: Sweep) -> dict[str, float] | None:
 def summarize_seeds(
     trial: int, config: dict[str, Any], runs: Sequence[Run], metric: str
 ) -> SeedStatistics:
-    """Mean, deviation and the interval that holds the mean in 95 of 100 cases (Student's t)."""
+    """Return mean, standard deviation and 95 % confidence interval of the mean (Student's t)."""
     from scipy import stats
 
     values = [metric_value(run.result.get("metrics", {}), metric) for run in runs]
@@ -217,14 +224,14 @@ def write_report(
     sweep: Sweep, folder: Path, surface: tuple[str, str] | None = None,
     again: Sequence[SeedStatistics] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Write table, summary and pictures into a folder, which appears whole; returns the summary."""
+    """Write table, summary and figures into a folder, atomically, and return the summary."""
     check_report(sweep, folder, surface)
-    folder = folder.resolve()  # `.` has no name
-    making = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
+    folder = folder.resolve()  # with_name needs a name, which `.` does not have
+    new_folder = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(new_folder, ignore_errors=True)
+    new_folder.mkdir(parents=True)
     frame = build_table(sweep)
-    frame.write_csv(making / TABLE)
+    frame.write_csv(new_folder / TABLE)
     summary = {
         **sweep.summarize(),
         "importances": compute_importances(sweep),
@@ -232,24 +239,24 @@ def write_report(
         "saved": compute_savings(sweep),
         "repeated": [vars(each) for each in again],
     }
-    (making / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    (new_folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna's, that its pictures are experimental
-        _write_figures(sweep, making, surface)
-        _write_dependence(sweep, frame, making / AGAINST)
-        _write_page(sweep, making / PAGE, frame, summary, surface)
+        warnings.simplefilter("ignore")  # Optuna warns that its figures are experimental
+        _write_figures(sweep, new_folder, surface)
+        _write_dependence(sweep, frame, new_folder / AGAINST)
+        _write_page(sweep, new_folder / PAGE, frame, summary, surface)
     shutil.rmtree(folder, ignore_errors=True)
-    making.replace(folder)
+    new_folder.replace(folder)
     return summary
 
 
 def check_report(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) -> None:
-    """What a report can be written of, and where to: it takes the place of an earlier one, and of
-    nothing else."""
-    report = (folder / SUMMARY).is_file() or not folder.exists()
-    if not report and (not folder.is_dir() or any(folder.iterdir())):
+    """Raise UsageError for an unknown setting, or a folder with anything but an earlier report."""
+    is_replaceable = (folder / SUMMARY).is_file() or not folder.exists()
+    if not is_replaceable and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
-            f"--out '{folder}' is there already, and no report: name a folder that is new"
+            f"--out {folder}: expected a new folder or an earlier report, got a folder with other "
+            f"files: choose another"
         )
     known = {name for trial in sweep.get_trials() for name in trial.params}
     for name in surface or ():
@@ -258,53 +265,53 @@ def check_report(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) ->
 
 
 def _draw_figures(
-    sweep: Sweep, pictures: Any, surface: tuple[str, str] | None
+    sweep: Sweep, plots: Any, surface: tuple[str, str] | None
 ) -> Iterator[tuple[str, str, Any]]:
-    """Name, title and picture, of either of Optuna's two kinds. Those that there is not enough for
-    are left out."""
+    """Yield name, title and figure, drawn by one of Optuna's two plotting modules.
+
+    Figures for which there are too few trials are left out.
+    """
     import optuna
 
-    whom = select_comparable(sweep)
-    done = whom.trials
+    comparable = select_comparable(sweep)
+    done = comparable.trials
     if not done:
         return
     study = _build_study(sweep, done)
     settings = sorted({name for trial in done for name in trial.params})
     varied = [name for name in settings if len({trial.params.get(name) for trial in done}) > 1]
     names = [metric.removeprefix("valid_").replace("_", " ") for metric in sweep.metrics]
-    labels = [f"{name} after look {whom.validation}" if whom.validation else name for name in names]
+    at = f" after validation {comparable.validation}" if comparable.validation else ""
+    labels = [f"{name}{at}" for name in names]
     for place, label in enumerate(labels):
-        draw = functools.partial(_draw, study, target=_objective(place), target_name=label)
+        options: dict[str, Any] = {"target": _metric_value_of(place), "target_name": label}
         ending = "" if place == 0 else f"-{place + 1}"
         if varied:
-            drawn = draw(pictures.plot_slice, params=varied)
-            yield f"slices{ending}", f"{label} against each setting", drawn
+            figure = plots.plot_slice(study, params=varied, **options)
+            yield f"slices{ending}", f"{label} against each setting", figure
         if len(varied) > 1:
-            drawn = draw(pictures.plot_parallel_coordinate, params=varied)
-            yield f"parallel{ending}", f"all settings together, and {label}", drawn
-        yield (
-            f"history{ending}",
-            f"{label}, trial by trial",
-            draw(pictures.plot_optimization_history),
-        )
+            figure = plots.plot_parallel_coordinate(study, params=varied, **options)
+            yield f"parallel{ending}", f"{label} and all settings together", figure
+        figure = plots.plot_optimization_history(study, **options)
+        yield f"history{ending}", f"{label} of each trial", figure
         if surface:
-            drawn = draw(pictures.plot_contour, params=list(surface))
-            yield f"surface{ending}", f"{label} over {' and '.join(surface)}", drawn
+            figure = plots.plot_contour(study, params=list(surface), **options)
+            yield f"surface{ending}", f"{label} over {' and '.join(surface)}", figure
         if compute_importances(sweep, place):
             evaluator = optuna.importance.FanovaImportanceEvaluator(seed=sweep.seed)
-            drawn = draw(pictures.plot_param_importances, evaluator=evaluator)
-            yield f"importances{ending}", f"what {label} depends on", drawn
+            figure = plots.plot_param_importances(study, evaluator=evaluator, **options)
+            yield f"importances{ending}", f"importance of each setting for {label}", figure
     trials = [_with_validations(sweep, trial) for trial in sweep.get_trials()]
     if any(len(trial.intermediate_values) > 1 for trial in trials):
-        drawn = _draw(_build_study(sweep, trials), pictures.plot_intermediate_values)
-        yield "validations", f"{names[0]} by step, of the trials that were stopped, too", drawn
+        figure = plots.plot_intermediate_values(_build_study(sweep, trials))
+        yield "validations", f"{names[0]} by step, stopped trials included", figure
     if len(sweep.metrics) == 2:
-        front = pictures.plot_pareto_front(study, target_names=labels)
+        front = plots.plot_pareto_front(study, target_names=labels)
         yield "front", " against ".join(labels), front
 
 
 def _with_validations(sweep: Sweep, trial: "FrozenTrial") -> "FrozenTrial":
-    """A trial with its first metric by step, as its (first) run has logged it."""
+    """Return a trial with the first metric by step, as logged by its (first) run."""
     lines = [line for run in sweep.load_runs(trial)[:1] for line in read_metrics(run.metrics_file)]
     name, copied = sweep.metrics[0], copy.copy(trial)
     copied.intermediate_values = {
@@ -313,12 +320,8 @@ def _with_validations(sweep: Sweep, trial: "FrozenTrial") -> "FrozenTrial":
     return copied
 
 
-def _draw(study: "Study", picture: Callable[..., Any], **options: Any) -> Any:
-    return picture(study, **options)
-
-
 def _build_study(sweep: Sweep, trials: "Sequence[FrozenTrial]") -> "Study":
-    """A study of those trials alone: pictures warn of others, and leave them out."""
+    """Return a study of these trials only; the figures would warn about others."""
     import optuna
 
     study = optuna.create_study(directions=sweep.directions)
@@ -333,15 +336,15 @@ def _write_figures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) 
     import numpy as np
     from matplotlib import pyplot as plt
     from matplotlib.ticker import NullFormatter
-    from optuna.visualization import matplotlib as pictures
+    from optuna.visualization import matplotlib as plots
 
-    for name, title, drawn in _draw_figures(sweep, pictures, surface):
+    for name, title, drawn in _draw_figures(sweep, plots, surface):
         axes: Axes = np.ravel(drawn)[0]
         figure = axes.get_figure(root=True)
         assert figure is not None
         for each in figure.axes:
-            each.set_title("")  # Optuna's, which ours would stand upon
-            if name.startswith("slices"):  # words and small powers stand in each other's way
+            each.set_title("")  # Optuna's title, which ours would overlap
+            if name.startswith("slices"):  # words and small powers overlap
                 each.xaxis.set_minor_formatter(NullFormatter())
                 each.tick_params(axis="x", labelrotation=45)
         figure.suptitle(title)
@@ -350,7 +353,7 @@ def _write_figures(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) 
 
 
 def find_only_setting(sweep: Sweep, done: pl.DataFrame) -> str | None:
-    """The setting that alone was varied, if it was one."""
+    """Return the only setting that was varied, or None if there are several."""
     tried = {
         _space_column(sweep),
         *(n for trial in sweep.get_trials() for n in trial.user_attrs[SETTINGS]),
@@ -360,7 +363,7 @@ def find_only_setting(sweep: Sweep, done: pl.DataFrame) -> str | None:
 
 
 def build_panels(sweep: Sweep, done: pl.DataFrame) -> dict[str, dict[str, str]]:
-    """What to draw against a setting: by title, labels and columns of the table."""
+    """Return the panels of `against.png`: by title, the labels and columns of the table."""
     counted = [n for n in done.columns if n.startswith("samples_") and done[n].n_unique() > 1]
     counts = {name.removeprefix("samples_"): name for name in counted}
     measured = [name for name in done.columns if name in sweep.metrics or is_maximized(name)]
@@ -370,7 +373,7 @@ def build_panels(sweep: Sweep, done: pl.DataFrame) -> dict[str, dict[str, str]]:
 
 
 def _write_dependence(sweep: Sweep, frame: pl.DataFrame, path: Path) -> None:
-    """Where one setting alone was varied: all that was counted and measured, against it."""
+    """If only one setting was varied, draw sample counts and metrics against it."""
     if frame.is_empty():
         return
     done = frame.filter(pl.col("ended") == "finished")
@@ -382,7 +385,7 @@ def _write_dependence(sweep: Sweep, frame: pl.DataFrame, path: Path) -> None:
     done, drawn = done.sort(setting), build_panels(sweep, done)
     wide = min(PANELS_PER_ROW, len(drawn))
     high = math.ceil(len(drawn) / wide)
-    with plt.style.context("default"):  # Optuna's pictures have changed it
+    with plt.style.context("default"):  # Optuna's figures have changed it
         figure = plt.figure(figsize=(3.2 * wide, 2.8 * high), layout="constrained")
         for place, (title, lines) in enumerate(drawn.items(), start=1):
             axes = figure.add_subplot(high, wide, place)
@@ -399,7 +402,7 @@ def _write_page(
     sweep: Sweep, path: Path, frame: pl.DataFrame, summary: Mapping[str, Any],
     surface: tuple[str, str] | None,
 ) -> None:  # fmt: skip
-    """One page with everything in it, plotly's script too."""
+    """Write the report as one page that includes plotly's script."""
     from html import escape
 
     from optuna import visualization
@@ -436,7 +439,7 @@ def _write_page(
 
 
 def format_savings(less: Mapping[str, float]) -> str:
-    """What stopping early has saved, in words."""
+    """Return a sentence about the steps saved."""
     return (
         f"{less['steps']:,.0f} steps instead of the {less['steps_of_full_runs']:,.0f} of full "
         f"runs: {less['times_fewer']:.1f} times fewer"
@@ -444,11 +447,11 @@ def format_savings(less: Mapping[str, float]) -> str:
 
 
 def format_seeds(each: Mapping[str, Any]) -> str:
-    """A configuration over several seeds."""
+    """Return a sentence about the metric of a configuration over several seeds."""
     return (
         f"trial {each['trial']} with {len(each['runs'])} seeds: {each['mean']:.4g} "
-        f"± {each['std']:.3g} (the mean is within {each['low']:.4g} and {each['high']:.4g} with "
-        f"{CONFIDENCE:.0%})"
+        f"± {each['std']:.3g} ({CONFIDENCE:.0%} confidence interval of the mean: "
+        f"{each['low']:.4g} to {each['high']:.4g})"
     )
 
 

@@ -1,10 +1,10 @@
-"""What a sweep may try: a variant's groups of settings, ready-made sweeps, and files of one's own.
+"""Search spaces: the groups of settings of a variant, bundled sweeps, and sweep files.
 
-A file is YAML; every key is optional, and what is typed on the command line wins:
+A sweep file is YAML. Every key is optional, and options on the command line have priority:
 
-about: what it is for
+about: its purpose
 variants: [mime]
-space:                                       # overrides and adds to the variant's own groups
+space:                                       # overrides and extends the groups of the variant
   elbo_weight: {low: 0.5, high: 4.0, scale: loguniform}
   gate: [each, open]
 set: {max_epochs: 5}
@@ -44,7 +44,7 @@ SEARCHES: tuple[str, ...] = get_args(Search)
 ALL = "all"
 VARIANT = "variant"
 VALUES_PER_RANGE = 5
-"""How many values of a range a grid tries."""
+"""The number of values that a grid search tries of a range."""
 MAX_GRID_SIZE = 10_000
 
 DECODING_SPACES: Mapping[str, Space] = {
@@ -62,12 +62,12 @@ DECODING_SPACES: Mapping[str, Space] = {
         "temperature": Range(low=0.3, high=1.5),
     },
 }
-"""What there is to choose of each way of decoding; common to all variants."""
+"""The search space of each decoding method; the same for all variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepDefinition:
-    """A sweep as a file describes it."""
+    """The content of a sweep file."""
 
     source: str = ""
     about: str = ""
@@ -77,11 +77,11 @@ class SweepDefinition:
     search: str | None = None
     metric: str | None = None
     decode: str | None = None
-    """A way of decoding, where it is a sweep of `attune tune-decoding`."""
+    """The decoding method, if it is a sweep of `attune tune-decoding`."""
 
 
 def read_bundled_sweeps() -> dict[str, SweepDefinition]:
-    """The sweeps of the papers, by name."""
+    """Return the bundled sweeps by name."""
     folder = resources.files("attune.models.sweeps")
     files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".yaml"))
     return {
@@ -93,15 +93,15 @@ def read_bundled_sweeps() -> dict[str, SweepDefinition]:
 
 
 def find_definition(text: str) -> SweepDefinition:
-    """A ready-made sweep by its name, or one's own by its file."""
+    """Return a bundled sweep by its name, or the one in a YAML file."""
     if text.endswith((".yaml", ".yml")):
         path = Path(text)
         if not path.is_file():
-            raise UsageError(f"--sweep {text}: there is no such file")
+            raise UsageError(f"--sweep {text}: the file does not exist")
         return _parse_definition(text, path.read_text(encoding="utf-8"))
     known = read_bundled_sweeps()
     if text not in known:
-        raise UsageError(f"{unknown_choice('sweep', text, known)} (or name a .yaml file of yours)")
+        raise UsageError(f"{unknown_choice('sweep', text, known)} (or give a .yaml file)")
     return known[text]
 
 
@@ -111,27 +111,30 @@ def _parse_definition(source: str, text: str) -> SweepDefinition:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise UsageError(f"{source}{line}: not readable as YAML") from error
+        raise UsageError(f"{source}{line}: expected YAML") from error
     known = {each.name for each in dataclasses.fields(SweepDefinition)} - {"source"}
     if not isinstance(content, dict):
-        raise UsageError(f"{source}: keys with values are expected: {', '.join(sorted(known))}")
+        raise UsageError(f"{source}: expected keys with values: {', '.join(sorted(known))}")
     for key in content:
         if key not in known:
             raise UsageError(f"{source}: {unknown_choice('key', key, known)}")
     for key in ("space", "set"):
         if not isinstance(content.get(key, {}), dict):
             raise UsageError(
-                f"{source}: '{key}' must name settings, as in '{key}: {{dropout: ...}}'"
+                f"{source}: {key}: expected settings, as in '{key}: {{dropout: ...}}', got "
+                f"{content[key]!r}"
             )
     if content.get("search") not in (None, *SEARCHES):
         raise UsageError(f"{source}: {unknown_choice('search', content['search'], SEARCHES)}")
     variants = content.get("variants", ())
     names = [variants] if isinstance(variants, str) else variants
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{source}: 'variants' must be names, as in 'variants: [mime]'")
+        raise UsageError(
+            f"{source}: variants: expected names, as in 'variants: [mime]', got {variants!r}"
+        )
     for key in ("about", "metric", "decode"):
         if not isinstance(content.get(key, ""), str):
-            raise UsageError(f"{source}: '{key}' must be a text, not {content[key]!r}")
+            raise UsageError(f"{source}: {key}: expected a text, got {content[key]!r}")
     space = {
         key: _parse_dimension(source, key, value) for key, value in content.get("space", {}).items()
     }
@@ -147,13 +150,13 @@ def _parse_definition(source: str, text: str) -> SweepDefinition:
 
 def _parse_dimension(source: str, key: str, value: Any) -> Choice | Range:
     place = f"{source}: space.{key}"
-    form = "write a list of values, or {low: A, high: B, scale: uniform|loguniform|int}"
+    form = "expected a list of values, or {low: A, high: B, scale: uniform|loguniform|int}"
     if isinstance(value, list):
         if not value or not all(isinstance(v, bool | int | float | str) for v in value):
-            raise UsageError(f"{place}: a choice needs values that are numbers, texts or booleans")
+            raise UsageError(f"{place}: expected numbers, texts or booleans, got {value!r}")
         return Choice(values=tuple(_parse_number(v) for v in value))
     if not isinstance(value, dict) or not {"low", "high"} <= set(value) <= {"low", "high", "scale"}:
-        raise UsageError(f"{place}: {form}")
+        raise UsageError(f"{place}: {form}, got {value!r}")
     low, high, scale = (
         _parse_number(value["low"]),
         _parse_number(value["high"]),
@@ -163,20 +166,20 @@ def _parse_dimension(source: str, key: str, value: Any) -> Choice | Range:
     if scale not in scales:
         raise UsageError(f"{place}: {unknown_choice('scale', scale, scales)}")
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in (low, high)):
-        raise UsageError(f"{place}: low and high must be numbers")
+        raise UsageError(f"{place}: expected numbers as low and high, got {low!r} and {high!r}")
     if not low < high:
-        raise UsageError(f"{place}: low={low} must be less than high={high}")
+        raise UsageError(f"{place}: low: expected less than high={high}, got {low}")
     if scale == "loguniform" and low <= 0:
         raise UsageError(
             f"{place}: low: expected a number above 0 with scale loguniform, got {low}"
         )
     if scale == "int" and (low != int(low) or high != int(high)):
-        raise UsageError(f"{place}: low={low} and high={high} must be whole numbers")
+        raise UsageError(f"{place}: expected integers as low and high, got {low} and {high}")
     return Range(low=low, high=high, scale=scale)
 
 
 def _parse_number(value: Any) -> Any:
-    """YAML takes 1e-4, which has no dot, for a text."""
+    """Return a number for a text such as 1e-4, which YAML reads as a text for lack of a dot."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -184,33 +187,36 @@ def _parse_number(value: Any) -> Any:
 
 
 def get_search_groups(variant: str) -> dict[str, Mapping[str, Choice | Range]]:
-    """The groups that a variant has, those that all share among them. What makes an ablation is
-    not to be tuned."""
+    """Return the groups of settings of a variant, without those that define an ablation."""
     own, fixed = find_variant(variant)
     groups = {**SEARCH_SPACES, **own.search_spaces}
-    left = {g: {k: s for k, s in keys.items() if k not in fixed} for g, keys in groups.items()}
-    return {group: keys for group, keys in left.items() if keys}
+    tunable = {
+        group: {key: dimension for key, dimension in space.items() if key not in fixed}
+        for group, space in groups.items()
+    }
+    return {group: space for group, space in tunable.items() if space}
 
 
 def build_variant_spaces(
     variants: Sequence[str], groups: Sequence[str], definition: SweepDefinition,
     fixed: Mapping[str, Any], preset: str = "small",
 ) -> dict[str, Space]:  # fmt: skip
-    """What is tried of each variant: its groups, with a file's overrides, without what is fixed."""
+    """Return the search space of each variant: its groups and a sweep file's space, without the
+    `fixed` settings."""
     spaces = {name: _merge_groups(name, groups) for name in variants}
     for key, dimension in definition.space.items():
-        takers = [name for name in variants if key in _setting_names(name)]
-        if not takers:
+        having = [name for name in variants if key in _setting_names(name)]
+        if not having:
             known = set().union(*(_setting_names(name) for name in variants))
             raise UsageError(f"{definition.source}: space: {unknown_choice('setting', key, known)}")
-        for name in takers:
+        for name in having:
             spaces[name][key] = dimension
     for name, space in spaces.items():
         for key in fixed:
             space.pop(key, None)
         _check_values(name, space, fixed, preset, definition)
         if not space and len(spaces) == 1:
-            raise UsageError(f"nothing is left to be tuned of '{name}': choose another --space")
+            raise UsageError(f"no setting of '{name}' is left to tune: choose another --space")
     return spaces
 
 
@@ -248,7 +254,7 @@ def _check_values(
 
 @contextmanager
 def _errors_at(place: str, key: str) -> Iterator[None]:
-    """Put the place in the sweep file before an error about a setting, which is named once."""
+    """Add the place in the sweep file to errors about a setting."""
     try:
         yield
     except UsageError as error:
@@ -258,25 +264,25 @@ def _errors_at(place: str, key: str) -> Iterator[None]:
 
 
 def boundary_values(dimension: Choice | Range) -> tuple[Any, ...]:
-    """All values of a choice, or the ends of a range."""
+    """Return all values of a choice, or the ends of a range."""
     if isinstance(dimension, Choice):
         return dimension.values
-    return tuple(_cast(dimension, value) for value in (dimension.low, dimension.high))
+    return tuple(_to_number(dimension, value) for value in (dimension.low, dimension.high))
 
 
-def _cast(dimension: Range, value: float) -> float:
+def _to_number(dimension: Range, value: float) -> float:
     return round(value) if dimension.scale == "int" else float(value)
 
 
 def build_decoding_spaces(
     methods: Sequence[str], definition: SweepDefinition, fixed: Mapping[str, Any]
 ) -> dict[str, Space]:
-    """The same of ways of decoding."""
+    """Return the search space of each decoding method, without the `fixed` settings."""
     spaces: dict[str, Space] = {}
     keys = {each.name for each in dataclasses.fields(Decoding)}
     for method in methods:
         if method not in DECODING_SPACES:
-            raise UsageError(unknown_choice("way of decoding", method, DECODING_SPACES))
+            raise UsageError(unknown_choice("decoding method", method, DECODING_SPACES))
         spaces[method] = (
             {**DECODING_SPACES[method], **definition.space}
             if not definition.decode
@@ -286,7 +292,7 @@ def build_decoding_spaces(
             spaces[method].pop(key, None)
     for key in (*definition.space, *fixed):
         if key not in keys:
-            raise UsageError(f"{unknown_choice('setting of decoding', key, keys)}")
+            raise UsageError(f"{unknown_choice('decoding setting', key, keys)}")
     for key, value in fixed.items():
         with _errors_at(f"{definition.source}: set." if key in definition.set else "", key):
             parse_settings(Decoding, {key: value})
@@ -298,7 +304,7 @@ def build_decoding_spaces(
 
 
 def suggest(trial: "Trial", spaces: Mapping[str, Space]) -> tuple[str, dict[str, Any]]:
-    """Let a search choose one of the spaces, by its name, and a value for each of its settings."""
+    """Let Optuna suggest one of the spaces and a value of each of its settings; return both."""
     names = list(spaces)
     chosen = names[0] if len(names) == 1 else trial.suggest_categorical(VARIANT, names)
     settings: dict[str, Any] = {}
@@ -315,7 +321,7 @@ def suggest(trial: "Trial", spaces: Mapping[str, Space]) -> tuple[str, dict[str,
 
 
 def iterate_grid(spaces: Mapping[str, Space]) -> Iterator[dict[str, Any]]:
-    """Every combination, as the parameters of a search's trials; of a range some values."""
+    """Yield every combination of values as the parameters of a trial."""
     for name, space in spaces.items():
         head = {VARIANT: name} if len(spaces) > 1 else {}
         labels = [_parameter_name(name, key, len(spaces)) for key in space]
@@ -324,45 +330,49 @@ def iterate_grid(spaces: Mapping[str, Space]) -> Iterator[dict[str, Any]]:
 
 
 def count_grid_points(spaces: Mapping[str, Space]) -> int:
-    """How many combinations there are."""
+    """Return the number of combinations."""
     count = sum(
         math.prod(len(_grid_values(dimension)) for dimension in space.values())
         for space in spaces.values()
     )
     if count > MAX_GRID_SIZE:
         raise UsageError(
-            f"a grid of {count:,} trials: choose fewer settings, or --search optuna or random"
+            f"expected a grid of at most {MAX_GRID_SIZE:,} trials, got {count:,}: choose fewer "
+            f"settings, or --search optuna or random"
         )
     return count
 
 
 def _parameter_name(name: str, key: str, count: int) -> str:
-    """Several variants' settings of the same name are different parameters of a search."""
+    """Return a setting's name in the search, where each variant's settings are separate."""
     return key if count == 1 else f"{name}/{key}"
 
 
 def _grid_values(dimension: Choice | Range) -> list[Any]:
     if isinstance(dimension, Choice):
         return list(dimension.values)
-    shares = [n / (VALUES_PER_RANGE - 1) for n in range(VALUES_PER_RANGE)]
+    fractions = [n / (VALUES_PER_RANGE - 1) for n in range(VALUES_PER_RANGE)]
     if dimension.scale == "loguniform":
         low, high = math.log(dimension.low), math.log(dimension.high)
-        inner = [math.exp(low + share * (high - low)) for share in shares[1:-1]]
+        inner = [math.exp(low + fraction * (high - low)) for fraction in fractions[1:-1]]
         return [dimension.low, *inner, dimension.high]
-    values = [dimension.low + share * (dimension.high - dimension.low) for share in shares]
-    return list(dict.fromkeys(_cast(dimension, value) for value in values))
+    values = [dimension.low + part * (dimension.high - dimension.low) for part in fractions]
+    return list(dict.fromkeys(_to_number(dimension, value) for value in values))
 
 
 def to_json(dimension: Choice | Range) -> dict[str, Any]:
-    """As `attune variants --json` says it."""
+    """Return a dimension as in the JSON of `attune variants`."""
     if isinstance(dimension, Choice):
         return {"type": "choice", "values": list(dimension.values)}
-    ends_of = {"low": _cast(dimension, dimension.low), "high": _cast(dimension, dimension.high)}
-    return {"type": dimension.scale, **ends_of}
+    ends = {
+        "low": _to_number(dimension, dimension.low),
+        "high": _to_number(dimension, dimension.high),
+    }
+    return {"type": dimension.scale, **ends}
 
 
 def from_json(content: Mapping[str, Any]) -> Choice | Range:
-    """What `to_json` made."""
+    """Return the dimension that `to_json` describes."""
     if content["type"] == "choice":
         return Choice(values=tuple(content["values"]))
     return Range(low=content["low"], high=content["high"], scale=content["type"])

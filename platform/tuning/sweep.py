@@ -47,65 +47,68 @@ RECORD, STUDY, STOP = "sweep.json", "study.log", "stop"
 SWEEP_FORMAT = 1
 """The format version of sweep.json; a change that older code cannot read increases it."""
 EndState = Literal["finished", "stopped early", "diverged", "failed"]
-"""How a trial ended; one without waits for others or was interrupted, and may go on."""
+"""How a trial ended; one without it waits at a rung or was interrupted, and can be resumed."""
 FINAL_METRICS = ("bleu", "distinct_1", "distinct_2", "different_answers", "perplexity_sample_mean")
-"""Metrics that need answers to all of valid, and so are there when a trial has finished."""
+"""Metrics that need answers to all of valid, and are therefore computed when a trial finishes."""
 LOCK_GRACE_SECONDS = 5
 MAXIMIZED_METRICS = ("accuracy", "bleu", "distinct", "different", "f1", "precision", "recall")
 RUNS, END_STATE, REASON, SETTINGS, METRICS, SPACE_NAME, VALIDATIONS, RUNG = (
     "runs", "ended", "reason", "settings", "metrics", "variant", "validations", "rung",
 )  # fmt: skip
-"""What is kept of a trial beside Optuna's own. Of looks it is the first metric's best so far; the
-rung is the look that a trial may be trained to, where trials are halved."""
+"""The attributes of a trial that are stored with it in Optuna.
+
+`validations` has the best value of the first metric so far at each validation; `rung` is the
+validation that the trial is trained to, if trials are halved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a sweep's folder says of it."""
+    """The record of a sweep, stored as sweep.json in its folder."""
 
     name: str
     folder: Path
     kind: Literal["training", "decoding"] = "training"
     spaces: dict[str, dict[str, Any]]
-    """By variant (by way of decoding), each setting's space as `attune variants --json` has it."""
+    """By variant (or decoding method), the range or values of each setting, as in the output of
+    `attune variants --json`."""
     metrics: tuple[str, ...]
-    """The first decides where there are several."""
+    """One or two; trials are ranked by the first."""
     search: str = "optuna"
     scheduler: str = "asha"
     samples: int = 16
     repeat: int = 1
-    """Seeds for each trial."""
+    """The number of seeds of each trial."""
     concurrent: int | None = None
     workers: int = 1
     budget: float | None = None
-    """Seconds for all of it."""
+    """Seconds for all trials together."""
     seed: int = 0
     asked: dict[str, Any] = field(default_factory=dict)
-    """What every run is begun with: data, preset, changes, init, zero, limits; or what is decoded
-    with: run, data, split."""
+    """The options of every run: data, preset, overrides, init, zero, limits; or of a sweep over
+    decoding: run, data, split, contexts, overrides."""
     command: str = ""
     commit: str = ""
     created: str = ""
     job: str = ""
-    """The Ray job that it runs in, or did last."""
+    """The Ray job that runs it or ran it last."""
     dashboard: str = ""
-    """Where Ray shows that job."""
+    """The address of that job on Ray's dashboard."""
     run_id: str | None = None
-    """MLflow's, of the run that all trials are parts of."""
+    """The id of its run in MLflow, the parent of all trials."""
     registered: str = ""
-    """The best trial's run, once its model is registered."""
+    """The name of the run whose model is registered as the best."""
     status: Status = "running"
     spent: float = 0.0
-    """Seconds so far."""
+    """Seconds used so far."""
 
     @property
     def stop_file(self) -> Path:
-        """Asks for a stop."""
+        """The file whose presence requests a stop."""
         return self.folder / STOP
 
     @property
     def search_spaces(self) -> dict[str, Space]:
-        """By variant, what may be tried."""
+        """The search space of each variant."""
         return {
             name: {key: spaces.from_json(content) for key, content in space.items()}
             for name, space in self.spaces.items()
@@ -113,38 +116,38 @@ class Sweep:
 
     @property
     def directions(self) -> list[Literal["minimize", "maximize"]]:
-        """Optuna's, one a metric."""
+        """Optuna's direction of each metric."""
         return ["maximize" if is_maximized(name) else "minimize" for name in self.metrics]
 
     @cached_property
     def study(self) -> "Study":
-        """Optuna's record of the trials, on the disk after each call."""
+        """Optuna's study of the trials; every change is on disk at once."""
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = self.folder / STUDY
-        # A lock that a killed driver has left is waited for no longer than this.
+        # The lock of a killed driver is ignored after this time.
         lock = JournalFileSymlinkLock(str(path), grace_period=LOCK_GRACE_SECONDS)
         exists = path.is_file() and path.stat().st_size > 0
         storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-        if exists:  # only read: it may be another process's
+        if exists:  # do not write: another process may be running the sweep
             return optuna.load_study(storage=storage, study_name=self.name)
         return optuna.create_study(
             storage=storage, study_name=self.name, directions=self.directions
         )
 
     def update(self, **changes: Any) -> "Sweep":
-        """The sweep with some fields changed, written to its folder."""
+        """Write the sweep with some fields changed, and return it."""
         sweep = dataclasses.replace(self, **changes)
-        if "study" in vars(self):  # opened already
+        if "study" in vars(self):  # it is open
             vars(sweep)["study"] = self.study
         sweep.write()
         return sweep
 
     def write(self) -> None:
-        """Write sweep.json, whole or not at all."""
+        """Write sweep.json atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         names = [each.name for each in dataclasses.fields(self) if each.name != "folder"]
         content = {FORMAT_KEY: SWEEP_FORMAT} | {name: getattr(self, name) for name in names}
@@ -163,13 +166,13 @@ class Sweep:
         return "stopped" if killed else self.status
 
     def suggest_trial(self) -> "tuple[int, str, dict[str, Any]] | None":
-        """The next trial: its number, variant and settings; None where all have been asked for."""
+        """Return number, variant and settings of the next trial, or None if there is none left."""
         from optuna.trial import Trial
 
         trials = self.study.get_trials(deepcopy=False)
         started = [trial for trial in trials if trial.state.name != "WAITING"]
         if incomplete := [trial for trial in started if SETTINGS not in trial.user_attrs]:
-            # A driver has died while it asked.
+            # A driver died between asking for the trial and storing its settings.
             trial = Trial(self.study, incomplete[0]._trial_id)
         else:
             if len(started) == len(trials):
@@ -183,54 +186,66 @@ class Sweep:
         return trial.number, chosen, settings
 
     def _sample_parameters(self, trials: "Sequence[FrozenTrial]") -> dict[str, Any]:
-        """What the search wants to try next. It learns from trials that wait as from those that
-        were stopped; Optuna's samplers do not see what has not ended."""
+        """Return the parameters that the search suggests next.
+
+        Waiting trials are passed to Optuna as pruned ones, because its samplers ignore trials that
+        have not ended.
+        """
         import optuna
         from optuna.samplers import RandomSampler, TPESampler
 
-        # Seeded by the trial's number: a sweep that goes on draws what it would have drawn.
+        # Seeded by the trial's number, so that a resumed sweep suggests the same trials.
         words = np.random.SeedSequence([self.seed, len(trials)]).generate_state(1)
         sampler = (TPESampler if self.search == "optuna" else RandomSampler)(seed=int(words[0]))
         known = optuna.create_study(directions=self.directions, sampler=sampler)
         known.add_trials(each for trial in trials if (each := _to_sampler_trial(trial)) is not None)
         if len(self.spaces) > 1 and self.kind == "training":
-            # Variants take turns, so that each has its share of the trials to be its best with.
+            # Variants take turns, so that each gets the same number of trials.
             known.enqueue_trial({spaces.VARIANT: list(self.spaces)[len(trials) % len(self.spaces)]})
         trial = known.ask()
         spaces.suggest(trial, self.search_spaces)
         return trial.params
 
     def enqueue_grid(self) -> None:
-        """Have the search ask for every combination, once."""
+        """Enqueue every combination of a grid search that is not enqueued yet."""
         if self.search == "grid":
-            known = len(self.study.get_trials(deepcopy=False))  # a driver may have died on the way
+            known = len(
+                self.study.get_trials(deepcopy=False)
+            )  # an earlier driver may have died here
             for parameters in itertools.islice(
                 spaces.iterate_grid(self.search_spaces), known, None
             ):
                 self.study.enqueue_trial(parameters)
 
     def recover_unreported_trials(self) -> None:
-        """Tell the search of trials that ended when a driver died before it could."""
+        """Report to Optuna the trials whose end an earlier driver stored but did not report."""
         for trial in self.get_trials():
-            kept = trial.user_attrs
-            if END_STATE in kept and not trial.state.is_finished():
-                reason = kept.get(REASON, "")
+            attributes = trial.user_attrs
+            if END_STATE in attributes and not trial.state.is_finished():
+                reason = attributes.get(REASON, "")
                 self.record_result(
-                    trial.number, kept[END_STATE], reason, kept[METRICS], kept.get(VALIDATIONS, ())
+                    trial.number,
+                    attributes[END_STATE],
+                    reason,
+                    attributes[METRICS],
+                    attributes.get(VALIDATIONS, ()),
                 )
 
     def record_result(
         self, number: int, ended: EndState, reason: str, metrics: Mapping[str, float],
         validations: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        """Keep what came of a trial; `looks` are its first metric's best on the way."""
+        """Store the outcome of a trial and report it to Optuna.
+
+        `validations` are the best values of the first metric so far.
+        """
         from optuna.trial import Trial, TrialState
 
         trial = Trial(self.study, self.get_trial(number)._trial_id)
         known = [value for value in validations if math.isfinite(value)]
-        # With as many looks as its rung it would seem to wait, were it not known that it has ended.
-        kept = {METRICS: dict(metrics), END_STATE: ended, REASON: reason, VALIDATIONS: known}
-        for key, value in kept.items():
+        # Stored before `tell`: without its end the trial would seem to wait at its rung.
+        attributes = {METRICS: dict(metrics), END_STATE: ended, REASON: reason, VALIDATIONS: known}
+        for key, value in attributes.items():
             trial.set_user_attr(key, value)
         values = [metrics.get(name, math.nan) for name in self.metrics]
         usable = all(math.isfinite(value) for value in values)
@@ -243,72 +258,73 @@ class Sweep:
         else:
             self.study.tell(number, state=TrialState.FAIL)
 
-    def set_trial_attributes(self, number: int, **kept: Any) -> None:
-        """Keep something of a trial that is under way."""
+    def set_trial_attributes(self, number: int, **attributes: Any) -> None:
+        """Store attributes of a trial."""
         from optuna.trial import Trial
 
         trial = Trial(self.study, self.get_trial(number)._trial_id)
-        for key, value in kept.items():
+        for key, value in attributes.items():
             trial.set_user_attr(key, value)
 
     def get_trial(self, number: int) -> "FrozenTrial":
-        """A trial by its number."""
+        """Return a trial by its number."""
         return self.study.get_trials(deepcopy=False)[number]
 
     def get_trials(self) -> "list[FrozenTrial]":
-        """All that were begun."""
+        """Return the trials that were started."""
         trials = self.study.get_trials(deepcopy=False)
         return [trial for trial in trials if SETTINGS in trial.user_attrs]
 
     def collect_progress(self) -> list[TrialProgress]:
-        """The trials as halving sees them; those that failed leave their places to others."""
+        """Return the progress of the trials that have not failed."""
         sign = -1 if is_maximized(self.metrics[0]) else 1
         return [
             TrialProgress(
                 number=trial.number,
-                variant=kept[SPACE_NAME],
-                costs=[sign * value for value in kept.get(VALIDATIONS, ())],
-                rung=kept.get(RUNG, halving.FIRST_RUNG),
-                ended=END_STATE in kept,
-                finished=kept.get(END_STATE) == "finished",
+                variant=attributes[SPACE_NAME],
+                costs=[sign * value for value in attributes.get(VALIDATIONS, ())],
+                rung=attributes.get(RUNG, halving.FIRST_RUNG),
+                ended=END_STATE in attributes,
+                finished=attributes.get(END_STATE) == "finished",
             )
             for trial in self.get_trials()
-            if (kept := trial.user_attrs).get(END_STATE) not in ("failed", "diverged")
+            if (attributes := trial.user_attrs).get(END_STATE) not in ("failed", "diverged")
         ]
 
     def load_runs(self, trial: "FrozenTrial") -> list[Run]:
-        """A trial's runs, one for each seed."""
+        """Return a trial's runs, one for each seed."""
         names = trial.user_attrs.get(RUNS, ())
         folders = [runs_folder() / name for name in names]
         return [read_run(folder) for folder in folders if (folder / RUN_RECORD).is_file()]
 
     def best_trial(self, variant: str | None = None) -> "FrozenTrial | None":
-        """The finished trial (of a variant) with the best value of the first metric; where none has
-        finished, the best so far."""
+        """Return the finished trial (of a variant) with the best value of the first metric.
+
+        If none has finished, return the best one so far.
+        """
         sign = -1 if is_maximized(self.metrics[0]) else 1
 
-        def worth(trial: "FrozenTrial") -> tuple[float, int]:
-            return sign * metric_value(
-                trial.user_attrs.get(METRICS, {}), self.metrics[0]
-            ), trial.number
+        def cost(trial: "FrozenTrial") -> tuple[float, int]:
+            metrics = trial.user_attrs.get(METRICS, {})
+            return sign * metric_value(metrics, self.metrics[0]), trial.number
 
         own = (t for t in self.get_trials() if variant in (None, t.user_attrs[SPACE_NAME]))
-        able = [trial for trial in own if math.isfinite(worth(trial)[0])]
-        done = [trial for trial in able if trial.user_attrs.get(END_STATE) == "finished"]
-        return min(done or able, key=worth, default=None)
+        measured = [trial for trial in own if math.isfinite(cost(trial)[0])]
+        finished = [t for t in measured if t.user_attrs.get(END_STATE) == "finished"]
+        return min(finished or measured, key=cost, default=None)
 
     def pareto_front(self) -> "list[FrozenTrial]":
-        """Where there are two metrics, the trials that no other is better than in both."""
+        """Return the trials that no other trial beats in both of two metrics."""
         if len(self.metrics) < 2:
             return []
         return sorted(self.study.best_trials, key=lambda trial: trial.values[0])
 
     def count(self, *ended: EndState) -> int:
-        """How many trials ended in one of these ways."""
+        """Return the number of trials that ended in one of these ways."""
         return sum(trial.user_attrs.get(END_STATE) in ended for trial in self.get_trials())
 
     def summarize(self) -> dict[str, Any]:
-        """What `attune tune --json` says."""
+        """Return the JSON of `attune tune`."""
         best = self.best_trial()
         summary: dict[str, Any] = {
             "name": self.name,
@@ -328,19 +344,19 @@ class Sweep:
         return summary
 
     def summarize_trial(self, trial: "FrozenTrial") -> dict[str, Any]:
-        """A trial in the same words."""
+        """Return a trial as in that JSON."""
         runs = self.load_runs(trial)
-        kept = trial.user_attrs
+        attributes = trial.user_attrs
         chosen = "decode" if self.kind == "decoding" else "variant"
         return {
-            "config": {chosen: kept[SPACE_NAME], **kept[SETTINGS]},
-            "metrics": kept.get(METRICS, {}),
+            "config": {chosen: attributes[SPACE_NAME], **attributes[SETTINGS]},
+            "metrics": attributes.get(METRICS, {}),
             "run_id": (runs[0].run_id if len(runs) == 1 else runs[0].parent) if runs else None,
         }
 
 
 def _to_sampler_trial(trial: "FrozenTrial") -> "FrozenTrial | None":
-    """A trial as a search may learn from it; None where there is nothing to learn yet."""
+    """Return a trial as Optuna's samplers can use it, or None before its first validation."""
     from optuna.trial import TrialState, create_trial
 
     if trial.state.is_finished():
@@ -354,24 +370,26 @@ def _to_sampler_trial(trial: "FrozenTrial") -> "FrozenTrial | None":
 
 
 def metric_value(metrics: Mapping[str, Any], name: str) -> float:
-    """A metric as a number, which it is not where it does not apply."""
+    """Return a metric as a number, or NaN if it is missing or does not apply."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) else math.nan
 
 
 def is_maximized(metric: str) -> bool:
-    """Whether a metric is to be large."""
+    """Return whether higher values of a metric are better."""
     return any(part in metric for part in MAXIMIZED_METRICS)
 
 
 def parse_metrics(text: str | None, variants: Sequence[str]) -> tuple[str, ...]:
-    """`perplexity,distinct_2` as the names that looks at valid have."""
+    """Return the names of logged metrics for a text such as `perplexity,distinct_2`."""
     if text is None:
         answering = all(issubclass(find_variant(name)[0], DialogueVariant) for name in variants)
         text = "perplexity" if answering else "loss"
     names = [part.strip().removeprefix("valid_") for part in text.split(",")]
     if not all(names) or len(set(names)) != len(names) or len(names) > 2:
-        raise UsageError(f"--metric {text}: one metric or two are expected, as in 'perplexity'")
+        raise UsageError(
+            f"--metric {text}: expected one metric or two, such as 'perplexity,distinct_2'"
+        )
     for variant in variants:
         known = _known_metrics(find_variant(variant)[0])
         for name in names:
@@ -387,12 +405,12 @@ def _known_metrics(variant: type[Variant]) -> tuple[str, ...]:
 
 
 def sweeps_folder() -> Path:
-    """Where sweeps are kept."""
+    """Return the folder of all sweeps."""
     return home() / "sweeps"
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The sweep in a folder."""
+    """Read the sweep in a folder."""
     path = folder / RECORD
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -419,7 +437,7 @@ def read_all_sweeps() -> Iterator[Sweep]:
 
 
 def find_sweep(name: str) -> Sweep:
-    """A sweep by its name."""
+    """Return a sweep by its name."""
     if (sweeps_folder() / name / RECORD).is_file() and "/" not in name:
         return read_sweep(sweeps_folder() / name)
     names = [sweep.name for sweep in read_all_sweeps()]
@@ -429,7 +447,7 @@ def find_sweep(name: str) -> Sweep:
 
 
 def new_sweep_name(start: str) -> str:
-    """`<start>-<n>`, with the first n that is free."""
+    """Return `<start>-<n>` with the first free n."""
     number = 1
     while (sweeps_folder() / f"{start}-{number}").exists():
         number += 1

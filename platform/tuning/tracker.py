@@ -4,8 +4,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import polars as pl
 
@@ -19,31 +18,15 @@ END_SENT = "end_sent"
 log = logging.getLogger(__name__)
 
 
-class Tracker:
-    """Updates the records of trials' runs, and logs them to MLflow through a `TrackingQueue`.
+class Tracker(tracking.TrackingQueue):
+    """A `TrackingQueue` for the runs of trials, which also updates their records.
 
     What an unreachable store does not take is sent later by `attune runs --send`.
     """
 
     def __init__(self) -> None:
-        self._queue = tracking.TrackingQueue()
+        super().__init__()
         self._writing = threading.Lock()
-
-    def __enter__(self) -> Self:
-        self._queue.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(0)
-
-    def close(self, timeout: float) -> None:
-        """Run the submitted jobs, within `timeout` seconds."""
-        self._queue.close(timeout)
 
     def update_run(self, folder: Path, **changes: Any) -> Run:
         """Change a run's record at once."""
@@ -52,11 +35,11 @@ class Tracker:
 
     def start_run(self, run: Run) -> None:
         """Create or reopen a run in MLflow, and send its metrics from now on."""
-        self._queue.submit(lambda: self._start_run(run.folder))
+        self.submit(lambda: self._start_run(run.folder))
 
     def start_group(self, runs: Sequence[Run], label: str, params: Mapping[str, Any]) -> None:
         """Create the parent run of a trial's seeds, before they start."""
-        self._queue.submit(lambda: self._start_group([run.folder for run in runs], label, params))
+        self.submit(lambda: self._start_group([run.folder for run in runs], label, params))
 
     def finish_group(self, run: Run, status: Status, metrics: Mapping[str, float]) -> None:
         """Log the joint results of a trial's seeds, of which `run` is one."""
@@ -66,15 +49,15 @@ class Tracker:
             if parent is not None:
                 tracking.finish_group(parent, status, metrics)
 
-        self._queue.submit(finish)
+        self.submit(finish)
 
     def finish_run(self, run: Run, reason: str, final: bool = True) -> None:
         """Log the outcome of a run and why it ended, unless MLflow has it already."""
-        self._queue.submit(lambda: self._finish_run(run.folder, reason, final))
+        self.submit(lambda: self._finish_run(run.folder, reason, final))
 
     def tag_run(self, run: Run, tags: Mapping[str, str]) -> None:
         """Set tags of a run."""
-        self._queue.submit(lambda: tracking.tag_run(self._ensure_created(run.folder), tags))
+        self.submit(lambda: tracking.tag_run(self._ensure_created(run.folder), tags))
 
     def register_model(
         self, run: Run, answers: pl.DataFrame | None, tags: Mapping[str, str]
@@ -86,7 +69,7 @@ class Tracker:
             tracking.finish_run(current, answers)
             tracking.tag_run(current, tags)
 
-        self._queue.submit(register)
+        self.submit(register)
 
     # The methods below run in the queue's thread.
 
@@ -104,7 +87,7 @@ class Tracker:
         (folder / END_SENT).unlink(missing_ok=True)
         if is_known:
             tracking.reopen_run(run)
-        self._queue.start_sending(run)
+        self.start_sending(run)
 
     def _ensure_created(self, folder: Path) -> Run:
         run = read_run(folder)
@@ -117,7 +100,7 @@ class Tracker:
         if (folder / END_SENT).exists():
             return
         run = self._ensure_created(folder)
-        if unsent := self._queue.finish_sending(run, SECONDS_TO_SEND):
+        if unsent := self.finish_sending(run, SECONDS_TO_SEND):
             log.warning("%d lines of run '%s' are not sent yet", unsent, run.name)
         was_sent = tracking.finish_run(run, files=False)
         tracking.tag_run(run, {"ended": reason})

@@ -1,8 +1,9 @@
-"""What a trial's own process does: the training of `attune train`, telling Ray Tune of each look.
+"""The process of a trial: trains a run as `attune train` does, and reports validations to Ray Tune.
 
-With one worker it is trained here, in a process that trains one trial after another, so that only
-the first one pays for imports; it waits at each look for Tune to say whether to go on. With several
-workers Ray Train starts them, and their metrics file is followed.
+With one worker the run is trained in this process, which trains one trial after another, so that
+only the first one has to import everything. After each validation it waits for Tune to decide
+whether the trial continues. With several workers, Ray Train starts them, and the trial follows
+their metrics file.
 """
 
 import dataclasses
@@ -32,17 +33,17 @@ from attune.platform.tuning.sweep import FINAL_METRICS
 
 TASK = "task"
 VALIDATION = "validation"
-"""What schedulers count: looks at valid, which are epochs unless `evaluate_every` is set."""
+"""The reported number of validations, by which schedulers measure the progress of a trial."""
 WRONG_METRIC = "wrong-metric"
-"""In the folder of a run: the sweep's metric is none of its, and why."""
+"""A file in the folder of a run whose variant does not have the sweep's metric."""
 THREAD_TIMEOUT_SECONDS = "60"
-"""How long a stopped trial may take to leave its process to the next one."""
+"""How long a stopped trial may take to end before its process is used for the next one."""
 POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What Tune hands to a trial; in a population, `settings` may be others than the run's own."""
+    """What Tune passes to a trial; in a population, `settings` may differ from the run's record."""
 
     number: int
     variant: str
@@ -51,58 +52,58 @@ class Task:
     metrics: tuple[str, ...]
     population: bool = False
     over: bool = False
-    """It ended before the sweep was interrupted: there is only to tell of it again."""
+    """Whether it ended under an earlier driver: its validations are only reported again."""
     cores: float = 1
     rung: int | None = None
-    """The look at which to leave off, if it is not trained to its end."""
+    """The validation at which it pauses; None if it is trained to its end."""
     shared: str | None = None
-    """The stage up to which all trials do the same: looks count after it."""
+    """The last stage that is the same in all trials; only later validations count."""
 
     def run(self) -> Run:
-        """The run, with these settings."""
+        """Return the run with these settings."""
         return apply_settings(read_run(Path(self.folder)), self.settings)
 
 
 class DivergedError(Exception):
-    """A loss is no number any more."""
+    """The loss became NaN or infinite."""
 
 
 class RungError(Exception):
-    """A trial has come as far as it may for now; its checkpoint is written."""
+    """The trial pauses at its rung; its checkpoint is written."""
 
 
 class WrongMetricError(UsageError):
-    """What the sweep goes by is not measured of a variant."""
+    """A variant does not have the sweep's metric."""
 
 
 def apply_settings(run: Run, settings: Mapping[str, Any]) -> Run:
-    """A run with other settings; text and shapes of its data stay what they were."""
-    now = {**run.config, **run.training, **settings}
-    config, training = configure(run.variant, run.preset, now)
+    """Return a run with some settings changed."""
+    overrides = {**run.config, **run.training, **settings}
+    config, training = configure(run.variant, run.preset, overrides)
     return dataclasses.replace(
         run, config=dataclasses.asdict(config), training=dataclasses.asdict(training)
     )
 
 
 def train_trial(config: dict[str, Any]) -> None:
-    """Train a run to its end, unless Tune says that it is not worth it."""
+    """Train a run to its end, or until Tune stops it."""
     from ray import tune
 
-    # Tune's: a process whose last trial has not left in this time fails the next one.
+    # Tune's setting: the next trial fails if the last one of its process does not end in time.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = THREAD_TIMEOUT_SECONDS
     os.environ[TRIAL] = tune.get_context().get_trial_id()
     task = Task(**config[TASK])
     run = task.run()
     try:
-        _train(task, run)
+        _train_and_report(task, run)
     except (DivergedError, RungError):
-        pass  # the metrics file says so, and trying again would give the same
-    except (UsageError, DataError) as error:  # so would this
+        pass  # the metrics file shows it, and a retry would end in the same way
+    except (UsageError, DataError) as error:  # a retry would fail, too
         name = WRONG_METRIC if isinstance(error, WrongMetricError) else PROBLEM
         (run.folder / name).write_text(str(error), encoding="utf-8")
 
 
-def _train(task: Task, run: Run) -> None:
+def _train_and_report(task: Task, run: Run) -> None:
     reporter = MetricReporter(task, run)
     if task.population:
         _adopt_checkpoint(run)
@@ -118,7 +119,10 @@ def _train(task: Task, run: Run) -> None:
 
 
 def read_validations(run: Run) -> list[tuple[int, dict[str, float]]]:
-    """The looks that a run's last checkpoint knows of: what came after them is done again."""
+    """Return step and metrics of the validations up to a run's last checkpoint.
+
+    Later ones are repeated when the run is resumed.
+    """
     newest = run.newest_checkpoint()
     if newest is None:
         return []
@@ -131,8 +135,10 @@ def select_counted(
     run: Run, logged: Iterable[tuple[int, Mapping[str, float]]], metrics: Iterable[str],
     shared: str | None,
 ) -> list[tuple[int, Mapping[str, float]]]:  # fmt: skip
-    """The looks that schedulers count: those with the sweep's metrics, after the stage up to which
-    all trials do the same."""
+    """Return the logged validations that schedulers count.
+
+    These are the ones with all of the sweep's metrics, after the `shared` stage.
+    """
     since = 0 if shared is None else steps_until(run, shared)
     wanted = intermediate_metrics(metrics)
     return [
@@ -144,17 +150,17 @@ def select_counted(
 
 
 def intermediate_metrics(metrics: Iterable[str]) -> list[str]:
-    """Those of a sweep's metrics that a look has."""
+    """Return those of a sweep's metrics that every validation has."""
     return [name for name in metrics if name.removeprefix("valid_") not in FINAL_METRICS]
 
 
 def is_validation(metrics: Mapping[str, float]) -> bool:
-    """Whether a logged line is one of valid."""
+    """Return whether the metrics of a line are those of a validation."""
     return any(name.startswith("valid_") for name in metrics)
 
 
 def has_diverged(run: Run) -> bool:
-    """Whether the last that a run has logged is no number."""
+    """Return whether the last logged loss of a run is NaN or infinite."""
     lines = read_metrics(run.metrics_file)
     return bool(lines) and not _is_finite(lines[-1]["metrics"])
 
@@ -165,13 +171,13 @@ def _is_finite(metrics: Mapping[str, float]) -> bool:
 
 
 class MetricReporter:
-    """Passes looks on to Tune, which raises SystemExit here to stop the trial."""
+    """Reports validations to Tune, which raises SystemExit in the trial to stop it."""
 
     def __init__(self, task: Task, run: Run):
         self.task, self.run = task, run
 
     def __call__(self, step: int, metrics: Mapping[str, float], over: bool) -> None:
-        """What a run logged at a step, and whether all is over after it."""
+        """Report what a run logged at a step; `over` if it was its last one."""
         if not _is_finite(metrics):
             raise DivergedError
         if not is_validation(metrics):
@@ -183,10 +189,11 @@ class MetricReporter:
                 return
             known = ", ".join(sorted(n.removeprefix("valid_") for n in metrics))
             raise WrongMetricError(
-                f"--metric {missing[0].removeprefix('valid_')}: '{self.run.variant}' has {known}; "
-                f"and when it has finished {', '.join(FINAL_METRICS)}"
+                f"--metric {missing[0].removeprefix('valid_')}: expected a metric of "
+                f"'{self.run.variant}', which has {known}, and, at the end of a trial, "
+                f"{', '.join(FINAL_METRICS)}"
             )
-        if over:  # there is nothing left to stop, or to take over for
+        if over:  # nothing is left to decide
             return
         logged = [(line["step"], line["metrics"]) for line in read_metrics(self.run.metrics_file)]
         counted = select_counted(self.run, logged, self.task.metrics, self.task.shared)
@@ -205,13 +212,12 @@ class MetricReporter:
             raise RungError
 
     def _trains_decoder_later(self) -> bool:
-        """Whether looks without a perplexity are those of a stage before it learns to speak."""
+        """Return whether a missing perplexity only means that the decoder is not trained yet."""
         return issubclass(find_variant(self.run.variant)[0], DialogueVariant)
 
 
 def _adopt_checkpoint(run: Run) -> None:
-    """Go on from the checkpoint that Tune hands over: another member's, with its settings
-    perturbed; where it is the run's own, nothing changes."""
+    """Replace the run's checkpoint by the one from Tune, if that is another member's."""
     from ray import tune
 
     checkpoint = tune.get_checkpoint()
@@ -223,7 +229,7 @@ def _adopt_checkpoint(run: Run) -> None:
             return
         (run.folder / RESULT).unlink(missing_ok=True)
         state = checkpoints.adopt_checkpoint(Path(folder), run.checkpoints)
-    write_log(run, f"taking over a better member's weights at step {state.total:,}")
+    write_log(run, f"continuing with a better member's weights from step {state.total:,}")
 
 
 def _train_in_process(task: Task, run: Run, reporter: MetricReporter) -> None:
@@ -255,7 +261,7 @@ def _train_with_workers(task: Task, run: Run, reporter: MetricReporter) -> None:
     try:
         for step, metrics in follow_metrics(run, thread):
             reporter(step, metrics, over=False)
-    except (SystemExit, DivergedError, RungError):  # workers end after this step
+    except (SystemExit, DivergedError, RungError):  # the workers end after their current step
         run.stop_file.touch()
         thread.join()
         raise

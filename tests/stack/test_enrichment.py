@@ -7,7 +7,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import ray
 
 from attune.platform.data.conversations import UNPAIRED
 from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
@@ -20,7 +19,7 @@ from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.worker import train
 from tests.golden.interface import assert_json_keys
 
-pytestmark = pytest.mark.xdist_group("cluster")
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.usefixtures("cluster_home")]
 
 BIN = Path(sys.executable).parent
 
@@ -34,19 +33,6 @@ def attune(*arguments):
     output = json.loads(done.stdout.splitlines()[-1])
     assert_json_keys(arguments, output)
     return output
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster(prepared, tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    (home / "data").mkdir()
-    (home / "data" / "bundled").symlink_to(prepared)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("ATTUNE_HOME", str(home))
-        context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        patched.setenv("RAY_ADDRESS", context.address_info["address"])
-        yield
-        ray.shutdown()
 
 
 def trained(variant, name, encoder, steps):

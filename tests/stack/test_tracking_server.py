@@ -1,5 +1,4 @@
-"""MLflow for a team: its server over a real PostgreSQL, artifacts through it, accounts; runs from
-several processes at once, and a server that goes away while a run is trained."""
+"""MLflow for a team: a server with PostgreSQL, artifacts and accounts; concurrency; restarts."""
 
 import base64
 import json
@@ -28,7 +27,7 @@ from mlflow import MlflowClient  # isort: skip
 
 pytestmark = pytest.mark.xdist_group("tracking-server")  # which is started once
 
-PATIENCE = 900  # seconds until a test gives up; none of them needs it
+PATIENCE = 900  # seconds until a test gives up; no test needs as many
 PROCESSES, STEPS = 8, 150
 USER, PASSWORD = "admin", "a long password"
 ALLOWED = "127.0.0.1:*"
@@ -51,13 +50,13 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def database():
-    """A PostgreSQL server's address; it refuses to run as root, so root drops to its account."""
+    """The address of a PostgreSQL server; started as `postgres`, not as root."""
     for package in ("psycopg", "flask_wtf"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'attune[team]'")
     programs = postgres_programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    # Not in pytest's folder, which other accounts may not enter.
+    # Not in pytest's folder, which other accounts cannot enter.
     place = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
     as_owner = []
     if os.geteuid() == 0:
@@ -76,7 +75,7 @@ def database():
     data, log = str(place / "data"), str(place / "log")
     call("initdb", "--pgdata", data, "--username=mlflow", "--auth=trust", "--no-sync")
     settings = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories={place}"
-    # pg_ctl leaves a server behind that holds its own output open: into a file, then.
+    # The server keeps pg_ctl's output open, hence a log file.
     call("pg_ctl", "--pgdata", data, "--log", log, "--wait", "-o", f"{settings} -F", "start")
     call("createdb", "--host=127.0.0.1", f"--port={port}", "--username=mlflow", "mlflow")
     yield f"postgresql://mlflow@127.0.0.1:{port}/mlflow"
@@ -85,7 +84,7 @@ def database():
 
 
 class Server:
-    """An MLflow server as infra/compose.yaml runs it, that can be stopped and started again."""
+    """An MLflow server as in infra/compose.yaml, which can be stopped and started again."""
 
     def __init__(self, database, folder):
         self.database, self.folder, self.port = database, folder, free_port()
@@ -98,7 +97,7 @@ class Server:
             "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
             f"database_uri = sqlite:///{self.folder / 'accounts.db'}\n"
         )
-        # The test's own settings of a client are not the server's.
+        # The client settings of the test do not apply to the server.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
         environment = {
             **inherited,
@@ -134,7 +133,7 @@ class Server:
         self.process.wait(PATIENCE)
 
     def status(self, password=PASSWORD, host=None):
-        """What the API answers."""
+        """Return the status of a request to the API."""
         request = urllib.request.Request(
             f"{self.address}/api/2.0/mlflow/experiments/get?experiment_id=0"
         )
@@ -171,7 +170,7 @@ def home(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", USER)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
-    # A machine that is busy with other tests may take long for what a client gives seconds.
+    # On a busy machine, a request may take longer than the default timeout.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(PATIENCE))
     monkeypatch.setattr("attune.platform.tracking.queue.PAUSE", 0.05)
     return tmp_path / "home"
@@ -206,7 +205,7 @@ def logged(client, run, key):
 
 
 def log_all(folder):
-    """What the process that drives a run does, while its workers log."""
+    """Send a run's metrics while they are written, as its driver does."""
     run = read_run(Path(folder))
     with tracking.TrackingQueue() as queue:
         queue.start_sending(run)
@@ -215,14 +214,14 @@ def log_all(folder):
         assert queue.close(PATIENCE) == {}
 
 
-def test_the_server_lets_in_who_may_come_in(server):
+def test_server_rejects_wrong_passwords_and_hosts(server):
     assert server.status() == 200
     assert server.status("wrong") == 401
     assert server.status(None) == 401
     assert server.status(host="somewhere.example.org") == 403
 
 
-def test_eight_processes_lose_no_metric(server, new_run):
+def test_eight_concurrent_processes_lose_no_metric(server, new_run):
     runs = [new_run(f"run-{number}") for number in range(PROCESSES)]
     processes = multiprocessing.get_context("fork")
     with processes.Pool(PROCESSES) as pool:
@@ -234,7 +233,7 @@ def test_eight_processes_lose_no_metric(server, new_run):
     assert len({client.get_run(run.run_id).info.experiment_id for run in runs}) == 1
 
 
-def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
+def test_metrics_are_complete_after_a_restart_of_the_server(server, new_run):
     trained, ended = new_run("trained-on"), new_run("ended-alone")
     client = MlflowClient(tracking_uri=server.address)
     write(ended, 1, 20)
@@ -245,7 +244,7 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
             assert queue._thread.is_alive()
         server.stop()
         assert server.status() is None
-        write(trained, 51, 100)  # training goes on
+        write(trained, 51, 100)  # training continues
         with tracking.TrackingQueue() as other:  # another run ends meanwhile
             other.start_sending(ended)
         assert other.close(0.1) == {ended.name: 20}
@@ -260,13 +259,13 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(server, new_run):
     assert set(logged(client, ended, "loss")) == set(range(1, 21))
     actual = client.get_run(ended.run_id)
     assert actual.info.status == "FINISHED"
-    # Artifacts went through the server: clients need no access to where they lie.
+    # Artifacts went through the server: clients need no access to its folder.
     assert actual.info.artifact_uri.startswith("mlflow-artifacts:")
     assert "run.json" in {file.path for file in client.list_artifacts(ended.run_id)}
     assert list((server.folder / "artifacts").rglob("model.safetensors"))
 
 
-def test_a_champion_for_all_of_a_team(server, new_run):
+def test_champion_is_shared_through_the_server(server, new_run):
     run = new_run("best").update(
         status="finished", result={"best_step": 1, "steps": 1, "seconds": 1.0}
     )

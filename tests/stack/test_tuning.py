@@ -1,4 +1,4 @@
-"""`attune tune` on a real Ray cluster: early stopping, every kind of death, populations."""
+"""`attune tune` on a real Ray cluster: early stopping, dying processes, populations."""
 
 import contextlib
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import ray
 from mlflow import MlflowClient
 
 from attune.platform.runs.metrics_file import read_metrics
@@ -19,25 +18,12 @@ from attune.platform.runs.record import find_run, runs_folder
 from attune.platform.tuning import sweep as sweeps
 from tests.golden.interface import assert_json_keys
 
-pytestmark = pytest.mark.xdist_group("cluster")
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.usefixtures("cluster_home")]
 
 BIN = Path(sys.executable).parent
-STEPS, EVERY = 36, 12  # looks at valid take most of the time
+STEPS, EVERY = 36, 12  # validation takes most of the time
 SETTINGS = ("--preset", "tiny", "--max-steps", str(STEPS), "--set", f"evaluate_every={EVERY}",
             "--set", "patience=0")  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster(prepared, tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    (home / "data").mkdir()
-    (home / "data" / "bundled").symlink_to(prepared)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("ATTUNE_HOME", str(home))
-        context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        patched.setenv("RAY_ADDRESS", context.address_info["address"])
-        yield
-        ray.shutdown()
 
 
 def attune(*arguments):
@@ -64,7 +50,7 @@ def wait_for(condition, process):
 
 
 def ended(name):
-    """The trials that a sweep's record says have ended."""
+    """Return how the ended trials of a sweep ended, by number."""
     path = sweeps.sweeps_folder() / name / sweeps.STUDY
     if not path.is_file() or not path.stat().st_size:
         return {}
@@ -89,8 +75,8 @@ def file(name, text):
     return str(path)
 
 
-def test_a_sweep_stops_early_and_survives_its_trials_and_its_driver():
-    """Rates far apart: asha keeps the good ones, and what diverges is marked."""
+def test_sweep_stops_early_and_resumes_after_dead_trials_and_drivers():
+    """With very different learning rates, asha keeps the good ones and marks the diverged one."""
     space = file("rates.yaml", "space: {learning_rate: [1.0e-2, 1.0e-3, 1.0e-6, 1.0e-7, 1.0e+30]}\n"
                  "search: grid\n")  # fmt: skip
     command = ("tune", "dummy", "--sweep", space, *SETTINGS, "--set", "gradient_clipping=0",
@@ -98,7 +84,7 @@ def test_a_sweep_stops_early_and_survives_its_trials_and_its_driver():
                "--scheduler", "asha", "--json")  # fmt: skip
     process = attune(*command)
     wait_for(lambda: any(runs_folder().glob("rates-*/checkpoints/[0-9]*")), process)
-    kill_trial()  # Tune starts it again
+    kill_trial()  # Tune restarts it
     wait_for(lambda: len(ended("rates")) >= 2, process)
     process.kill()
     process.communicate()
@@ -117,7 +103,7 @@ def test_a_sweep_stops_early_and_survives_its_trials_and_its_driver():
 
 
 def assert_tracked(name, result):
-    """One run for the sweep, one below it for each trial, with the reason it ended."""
+    """The sweep has a run in MLflow, and below it one for each trial with the reason of its end."""
     client = MlflowClient(tracking_uri=find_run(f"{name}-000").tracking)
     parent = client.get_run(sweeps.find_sweep(name).run_id)
     assert parent.info.status == "FINISHED"
@@ -138,24 +124,24 @@ def assert_tracked(name, result):
     assert [v.run_id for v in client.search_model_versions("name='dummy'")].count(best.run_id) == 1
 
 
-def test_a_population_takes_over():
+def test_population_copies_weights_and_settings():
     space = file("pbt.yaml", "space: {learning_rate: {low: 1.0e-6, high: 1.0e-2, scale: "
                  "loguniform}}\n")  # fmt: skip
     result = finished(attune("tune", "dummy", "--sweep", space, *SETTINGS, "--name", "pbt",
                              "--scheduler", "pbt", "--samples", "2", "--json"))  # fmt: skip
     assert (result["trials"], result["failed"]) == (2, 0)
     members = [find_run(f"pbt-{number:03d}") for number in range(2)]
-    took = [run for run in members if "taking over" in _log(run)]
-    assert took
+    copied = [run for run in members if "continuing with a better member" in _log(run)]
+    assert copied
     assert [run.status for run in members] == ["finished"] * 2
-    for run in took:
+    for run in copied:
         settings = sweeps.find_sweep("pbt").get_trial(int(run.name[-3:])).user_attrs["settings"]
         assert run.training["learning_rate"] == settings["learning_rate"]
         first = sweeps.find_sweep("pbt").get_trial(int(run.name[-3:])).params["learning_rate"]
         assert settings["learning_rate"] != first
         logged = {line["metrics"]["learning_rate"] for line in read_metrics(run.metrics_file)
                   if "learning_rate" in line["metrics"]}  # fmt: skip
-        assert len(logged) > 1  # it went on with another rate
+        assert len(logged) > 1  # it continued with another rate
         assert run.result["steps"] == STEPS
 
 

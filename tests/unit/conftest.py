@@ -1,6 +1,7 @@
-"""A small prepared dataset and a home with runs for tests of commands."""
+"""A small prepared dataset, a home with runs, and a home with an empty MLflow store."""
 
 import json
+import shutil
 
 import pytest
 
@@ -55,4 +56,25 @@ def home(tmp_path, monkeypatch, build, data):
             save_model(build(variant), run.model)
     metrics = {"valid_loss": 2.0, "valid_perplexity": 7.4, "valid_emotion_accuracy": 0.5}
     find_run("second").update(result={"metrics": metrics})
+    return home
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """The file of an empty MLflow store; creating one takes seconds, copying it does not."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def home_with_store(tmp_path, empty_store, monkeypatch):
+    """A home with an empty MLflow store and without runs."""
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(empty_store, home / "mlflow.db")
+    monkeypatch.setenv("ATTUNE_HOME", str(home))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return home

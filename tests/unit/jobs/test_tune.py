@@ -17,7 +17,7 @@ def home(tmp_path, monkeypatch):
 
 def test_budget_is_parsed_as_a_duration():
     assert [command._parse_seconds(text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
-    with pytest.raises(UsageError, match="write it as 90s"):
+    with pytest.raises(UsageError, match="expected a duration such as 90s"):
         command._parse_seconds("2 hours")
 
 
@@ -35,7 +35,7 @@ def test_grid_trials_are_not_stopped_early_by_default():
 def test_new_sweep_rejects_existing_runs_with_its_trial_names(call, home):
     write_run(home, "mine-000", "dummy")
     options = ("tune", "dummy", "--space", "optimizer", "--preset", "tiny", "--name", "mine")
-    assert "there is a run 'mine-000' already" in error_of(call(*options))
+    assert "a run named 'mine-000' exists already" in error_of(call(*options))
 
 
 def test_resuming_with_different_options_is_rejected(call):
@@ -53,4 +53,4 @@ def test_resuming_with_different_options_is_rejected(call):
 def test_standard_deviation_needs_two_seeds(call):
     sweep = write_sweep()
     sweep.suggest_trial()
-    assert "two seeds at least" in error_of(call("tune", "report", "s", "--seeds", "1"))
+    assert "at least two seeds" in error_of(call("tune", "report", "s", "--seeds", "1"))

@@ -1,4 +1,4 @@
-"""What MLflow gets to see, in a real store; a server that is away is played by its client."""
+"""Logging to MLflow, in a real store; an unreachable one is simulated in its client."""
 
 import contextlib
 import json
@@ -33,24 +33,11 @@ RESULT = {
 }
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
-    """A new store takes seconds to make, a copy none."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
-def home(tmp_path, empty_store, monkeypatch):
-    place = tmp_path / "home"
-    place.mkdir()
-    shutil.copy(empty_store, place / "mlflow.db")
-    monkeypatch.setenv("ATTUNE_HOME", str(place))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(tmp_path)  # where MLflow would make stores of its own
+def home(home_with_store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where MLflow creates stores by default
     monkeypatch.setattr("attune.platform.tracking.queue.PAUSE", 0.01)
-    return place
+    return home_with_store
 
 
 @pytest.fixture
@@ -112,7 +99,7 @@ def steps(client, run, key="loss"):
 
 
 def table(client, run):
-    """The sample answers as MLflow's page finds them."""
+    """Return the sample answers as MLflow's page reads them."""
     actual = client.get_run(run.run_id)
     [shown] = json.loads(actual.data.tags["mlflow.loggedArtifacts"])
     assert shown["type"] == "table"
@@ -134,7 +121,7 @@ def send(run):
 
 
 class Faults:
-    """In place of `MlflowClient.log_batch`: fails as planned, and knows what went through."""
+    """Replaces `MlflowClient.log_batch`: fails as planned, and records what was stored."""
 
     def __init__(self, monkeypatch):
         self.real = MlflowClient.log_batch
@@ -199,6 +186,7 @@ def test_unpaired_text_is_among_the_inputs_of_a_run(new_run, prepared, client):
     run = new_run()
     harvest = {"folder": "/data/open", "hash": "0123456789abcdef"}
     run = run.update(
+        variant="dual-emp",
         config={**run.config, "harvest": "open", "harvest_threshold": 0.65},
         data={**run.data, "harvest": harvest},
     )
@@ -222,7 +210,7 @@ def test_many_params_are_sent_in_parts(new_run, prepared, client):
     assert len(params["key_0"]) == run_metadata.MAX_VALUE_LENGTH
 
 
-def test_runs_of_a_variant_share_its_experiment(run, new_run, prepared, client):
+def test_runs_of_a_variant_share_an_experiment(run, new_run, prepared, client):
     other = tracking.start_run(new_run("another"), read_manifest(prepared))
     places = {client.get_run(r.run_id).info.experiment_id for r in (run, other)}
     assert len(places) == 1
@@ -239,7 +227,7 @@ def _first_contact(home, begin):
         pass
 
 
-def test_who_comes_first_to_a_new_home_at_once_all_find_a_store(tmp_path, monkeypatch):
+def test_concurrent_processes_create_one_store_in_a_new_home(tmp_path, monkeypatch):
     monkeypatch.delenv(connection.ADDRESS, raising=False)
     fork = multiprocessing.get_context("fork")
     begin = fork.Barrier(3)
@@ -258,7 +246,7 @@ def test_every_step_is_sent_once(run, client):
         assert queue.close(PATIENCE) == {}
     assert steps(client, run) == list(range(1, 601))
     assert steps(client, run, "valid_loss") == list(range(10, 601, 10))
-    # The run goes on from step 590: other times, so that a second copy would be a second row.
+    # The run resumes from step 590, with other times, so that a repeated metric would be stored.
     run.metrics_file.unlink()
     write(run, range(1, 591))
     write(run, range(591, 621), time=7)
@@ -267,12 +255,12 @@ def test_every_step_is_sent_once(run, client):
     assert steps(client, run, "valid_loss") == list(range(10, 621, 10))
 
 
-def test_a_file_that_is_written_anew_while_it_is_sent(run, client, faults):
+def test_rewritten_file_is_sent_completely(run, client, faults):
     write(run, range(1, 31), time=10**12)
     with sending(run) as queue:
         assert faults.over.wait(PATIENCE)
-        # Longer than it was when the sender looks again, so that its size tells nothing, and with
-        # shorter lines, so that whoever went on at the old place would miss some.
+        # The new file is longer, so that its size does not show that it was rewritten, and has
+        # shorter lines, so that a sender that continued at the old position would miss some.
         new = run.metrics_file.with_suffix(".new")
         write(run, range(1, 11), time=10**12, path=new)
         write(run, range(11, 91), path=new)
@@ -283,7 +271,7 @@ def test_a_file_that_is_written_anew_while_it_is_sent(run, client, faults):
     assert len(faults.stored) == len(set(faults.stored))
 
 
-def test_closing_waits_for_a_store_that_comes_back(run, client, faults):
+def test_closing_waits_for_an_unreachable_store(run, client, faults):
     faults.away = True
     write(run, range(1, 31))
     with sending(run) as queue:
@@ -293,23 +281,7 @@ def test_closing_waits_for_a_store_that_comes_back(run, client, faults):
     assert steps(client, run) == list(range(1, 31))
 
 
-def test_half_a_line_waits_and_a_damaged_one_is_passed_over(run, client, faults):
-    write(run, [1, 2])
-    with run.metrics_file.open("a") as file:
-        file.write('{"step": 3, "time": 3, "metr{"step": 4, "time"\n')
-    write(run, [5])
-    with run.metrics_file.open("a") as file:
-        file.write('{"step": 6, "time": 6, "metrics"')
-    with sending(run) as queue:
-        assert faults.over.wait(PATIENCE)
-        assert steps(client, run) == [1, 2, 5]
-        with run.metrics_file.open("a") as file:
-            file.write(': {"loss": 1.0}}\n')
-        assert queue.close(PATIENCE) == {}
-    assert steps(client, run) == [1, 2, 5, 6]
-
-
-def test_values_that_are_no_numbers(run, client):
+def test_infinite_values_are_logged_as_nan_and_others_left_out(run, client):
     values = {"nan": float("nan"), "infinite": float("inf"), "none": None, "name": "x"}
     run.metrics_file.write_text(json.dumps({"step": 1, "time": 1, "metrics": values}) + "\n")
     assert send(run) == {}
@@ -318,7 +290,7 @@ def test_values_that_are_no_numbers(run, client):
         assert metric.value != metric.value
 
 
-def test_a_store_that_fails_now_and_then_loses_and_doubles_nothing(run, client, faults):
+def test_failing_store_loses_and_repeats_no_metric(run, client, faults):
     # "unconfirmed": the store has the metrics, but the answer was lost on the way.
     faults.planned = ["away", "away", "unconfirmed", "away", "unconfirmed"]
     write(run, range(1, 401))
@@ -331,7 +303,7 @@ def test_a_store_that_fails_now_and_then_loses_and_doubles_nothing(run, client, 
     assert len(faults.stored) == len(set(faults.stored))
 
 
-def test_an_unavailable_store_gets_the_metrics_later(run, client, faults):
+def test_metrics_of_an_unreachable_store_are_sent_later(run, client, faults):
     faults.away = True
     write(run, range(1, 31))
     with sending(run) as queue:
@@ -390,7 +362,7 @@ def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, m
     assert predicted == [answer.text for answer in expected]
 
 
-def test_a_resumed_run_stays_one_and_says_nothing_twice(run, client):
+def test_resumed_run_is_logged_to_the_same_run_once(run, client):
     answers = pl.DataFrame({"answer": ["one", "two"]})
     write(run, range(1, 21))
     send(run)
@@ -415,7 +387,7 @@ def test_a_resumed_run_stays_one_and_says_nothing_twice(run, client):
     assert len(client.search_model_versions("name='dummy'")) == 1
 
 
-def test_a_run_that_failed_before_it_had_a_model(run, client):
+def test_failed_run_without_a_model_registers_none(run, client):
     shutil.rmtree(run.model)
     tracking.finish_run(run.update(status="failed"), None)
     assert client.get_run(run.run_id).info.status == "FAILED"
@@ -438,7 +410,7 @@ def test_an_evaluation_is_added_to_the_run(run, client, tmp_path):
     assert file.path == "answers/test-greedy.parquet"
 
 
-def test_a_server_that_is_not_there(new_run, prepared, monkeypatch):
+def test_missing_server_is_an_error_without_password(new_run, prepared, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
     run = new_run()
     with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:1 .*unset MLFLOW_TRACKING_URI") as e:
@@ -448,7 +420,7 @@ def test_a_server_that_is_not_there(new_run, prepared, monkeypatch):
     assert read_run(run.folder).run_id is None
 
 
-def test_a_server_that_is_overloaded_is_asked_once(new_run, prepared, monkeypatch):
+def test_overloaded_server_is_asked_once(new_run, prepared, monkeypatch):
     asked = []
 
     class Overloaded(BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trained(build, prepared):
-    """A run of a model that has learned nothing."""
+    """A finished run of an untrained model."""
     model = build("dummy")
     run = Run(
         name="mine", folder=runs_folder() / "mine", variant="dummy", preset="tiny",

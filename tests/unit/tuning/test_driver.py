@@ -2,16 +2,18 @@
 
 from typing import ClassVar
 
-from attune.platform.tuning import (
-    driver,
-)
+from attune.platform.tuning import driver
 
 
-def test_tune_prints_nothing_for_a_trial_without_validation(capsys):
-    """What it says otherwise stands between people and --json."""
+class Trial:
+    """A trial of Tune without a validation."""
 
-    class Trial:
-        last_result: ClassVar = {}
+    last_result: ClassVar = {}
 
-    driver.SilentProgressCallback().on_trial_complete(1, [], Trial())
+
+def test_tune_prints_nothing_to_stdout(capsys):
+    callback = driver.SilentProgressCallback()
+    callback.on_trial_result(1, [], Trial(), {})
+    callback.on_trial_error(1, [], Trial())
+    callback.on_trial_complete(1, [], Trial())
     assert capsys.readouterr().out == ""

@@ -12,7 +12,9 @@ from attune.platform.training import checkpoints
 from attune.platform.training.loop import RESULT
 from attune.platform.tuning import (
     halving,
+    recorder,
     trial_manager,
+    trial_runs,
 )
 from attune.platform.tuning import sweep as sweeps
 from attune.platform.tuning.halving import TrialProgress
@@ -37,7 +39,7 @@ def test_best_third_is_promoted():
     three = collect_progress(2.0, 1.0, 3.0)
     assert halving.select_promotion(three).number == 1
     assert halving.select_promotion(three, min_group=4) is None
-    three[1] = dataclasses.replace(three[1], rung=3)  # on its way
+    three[1] = dataclasses.replace(three[1], rung=3)  # in training
     assert halving.select_promotion(three) is None
     three[1] = dataclasses.replace(three[1], costs=[1.0, 1.0, 1.0])
     assert halving.select_promotion(three) is None  # alone at its rung
@@ -55,9 +57,7 @@ def test_trial_better_than_the_finished_one_is_promoted_in_a_small_group():
     better = dataclasses.replace(new, costs=[9.0, 9.0, 2.0])
     assert halving.select_finalist([old, better]) == better
     assert halving.next_rung(better) == 9
-    assert (
-        halving.next_rung(dataclasses.replace(better, costs=[2.0] * 10)) == 27
-    )  # it is past the 9th
+    assert halving.next_rung(dataclasses.replace(better, costs=[2.0] * 10)) == 27  # beyond the 9th
 
 
 def test_highest_rung_comes_first_when_time_is_short():
@@ -84,11 +84,11 @@ VALIDATIONS = 9
 FINAL = [(7 * n) % 16 for n in range(16)]
 
 
-"""How good each of sixteen trials is."""
+"""The final quality of each of sixteen trials; lower is better."""
 
 
 class Trainer:
-    """Stands in for Tune: a look at valid, and its checkpoint, is a line in the run's file."""
+    """Stands in for Tune: a validation is a line in the run's metrics file, and a checkpoint."""
 
     def __init__(self, home, monkeypatch, metric="valid_perplexity", **fields):
         self.home, self.metric, self.validations, self.tasks = home, metric, 0, 0
@@ -96,9 +96,9 @@ class Trainer:
             samples=16, scheduler="asha", run_id="group", metrics=(metric,), **fields
         )
         self.folder = sweep.folder
-        monkeypatch.setattr(trial_manager.setup, "new_run", self.new_run)
-        monkeypatch.setattr(trial_manager.tracking, "finish_group", lambda *_: None)
-        monkeypatch.setattr(trial_manager, "sample_answers", lambda _: None)
+        monkeypatch.setattr(trial_runs.setup, "new_run", self.new_run)
+        monkeypatch.setattr(recorder.tracking, "finish_group", lambda *_: None)
+        monkeypatch.setattr(recorder, "sample_answers", lambda _: None)
 
     def new_run(self, variant, *, name, seed, **_):
         return write_run(self.home, name, variant, seed=seed)
@@ -133,8 +133,8 @@ class Trainer:
             result = {"steps": VALIDATIONS, "metrics": {self.metric: value}}
             (run.folder / RESULT).write_text(json.dumps(result))
 
-    def go(self, manager, tasks=math.inf):
-        """Train two at a time, until the sweep is over or so many were trained."""
+    def run(self, manager, tasks=math.inf):
+        """Train two at a time, until the sweep ends or the driver dies after so many tasks."""
         live, count = [], 0
         while True:
             while len(live) < 2 and (task := manager.next_task()) is not None:
@@ -145,7 +145,7 @@ class Trainer:
             task = live.pop(0)
             self.train(task)
             count += 1
-            if count > tasks:  # the driver dies before it hears of it
+            if count > tasks:  # the driver dies before it records the end
                 return None
             config = {trial_manager.TASK: dataclasses.asdict(task)}
             manager.on_trial_complete(0, [], SimpleNamespace(config=config))
@@ -154,13 +154,13 @@ class Trainer:
 @pytest.mark.parametrize("metric", ["valid_perplexity", "valid_emotion_accuracy"])
 def test_sixteen_halved_trials_cost_as_much_as_four_full_ones(home, monkeypatch, metric):
     trainer = Trainer(home, monkeypatch, metric)
-    ended = trainer.go(trainer.manager())
+    ended = trainer.run(trainer.manager())
     assert trainer.validations == 16 + 5 * 2 + 1 * 6
     assert ended.status == "finished"
     assert (ended.count("finished"), ended.count("stopped early")) == (1, 15)
     assert ended.best_trial().number == FINAL.index(0)
-    assert trainer.tags[f"s-{FINAL.index(1):03d}"] == "stopped early: by asha after look 3"
-    assert trainer.tags[f"s-{FINAL.index(15):03d}"] == "stopped early: by asha after look 1"
+    assert trainer.tags[f"s-{FINAL.index(1):03d}"] == "stopped early: by asha after validation 3"
+    assert trainer.tags[f"s-{FINAL.index(15):03d}"] == "stopped early: by asha after validation 1"
     second = ended.get_trial(FINAL.index(1))
     assert second.state.name == "PRUNED"
     assert len(second.intermediate_values) == 3
@@ -169,10 +169,10 @@ def test_sixteen_halved_trials_cost_as_much_as_four_full_ones(home, monkeypatch,
 @pytest.mark.parametrize("after", [0, 5, 16, 19, 21])
 def test_driver_death_loses_no_validation(home, monkeypatch, after):
     trainer = Trainer(home, monkeypatch)
-    assert trainer.go(trainer.manager(), after) is None
-    ended = trainer.go(trainer.manager())
+    assert trainer.run(trainer.manager(), after) is None
+    ended = trainer.run(trainer.manager())
     assert trainer.validations == 32
-    assert trainer.tasks == 16 + 5 + 1 + 1  # only who was not heard of is asked again
+    assert trainer.tasks == 16 + 5 + 1 + 1  # only the unrecorded task is repeated
     assert (ended.count("finished"), ended.count("stopped early")) == (1, 15)
     assert ended.best_trial().number == FINAL.index(0)
 
@@ -190,13 +190,13 @@ def test_trials_waiting_when_the_budget_is_spent_resume_later(home, monkeypatch)
     stopped = manager.finish()
     assert (stopped.status, stopped.count("stopped early")) == ("stopped", 0)
     assert stopped.summarize()["best"]["metrics"] == {"valid_perplexity": 50.0}
-    assert trainer.go(trainer.manager()).count("stopped early") == 15
+    assert trainer.run(trainer.manager()).count("stopped early") == 15
     assert trainer.validations == 32
 
 
 def test_seeds_of_a_trial_are_promoted_together(home, monkeypatch):
     trainer = Trainer(home, monkeypatch, repeat=2)
-    ended = trainer.go(trainer.manager())
+    ended = trainer.run(trainer.manager())
     assert trainer.validations == 2 * 32
     assert ended.best_trial().user_attrs["metrics"]["valid_perplexity"] == pytest.approx(50.05)
 
@@ -205,7 +205,7 @@ def test_waiting_trials_precede_new_ones_after_half_the_budget(home, monkeypatch
     trainer = Trainer(home, monkeypatch, budget=100.0)
     manager = trainer.manager()
     for seconds, expected in ((10.0, [0, 1, 2, 3]), (60.0, [FINAL.index(0)])):
-        monkeypatch.setattr(manager, "_elapsed_seconds", lambda seconds=seconds: seconds)
+        monkeypatch.setattr(manager.recorder, "elapsed_seconds", lambda seconds=seconds: seconds)
         for number in expected:
             task = manager.next_task()
             assert task.number == number

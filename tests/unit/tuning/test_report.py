@@ -41,7 +41,7 @@ def test_report_has_table_figures_and_self_contained_page():
     assert "Plotly.newPlot" in page
     with pytest.raises(UsageError, match="did you mean 'learning_rate'"):
         report.write_report(sweep, sweep.folder / "report", ("learning_rat", "batch_size"))
-    with pytest.raises(UsageError, match="is there already, and no report"):
+    with pytest.raises(UsageError, match="expected a new folder or an earlier report"):
         report.write_report(sweep, sweep.folder)  # which holds the sweep itself
     report.write_report(sweep, sweep.folder / "report")
 

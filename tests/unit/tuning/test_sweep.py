@@ -121,7 +121,7 @@ def test_partially_enqueued_grid_is_completed():
 def test_sweep_without_a_process_counts_as_stopped(call):
     sweep = write_sweep(status="running")
     assert sweep.current_status == "stopped"
-    assert "is not running: it is stopped" in error_of(call("tune", "stop", "s"))
+    assert "expected a running sweep, but it is stopped" in error_of(call("tune", "stop", "s"))
     with sweep.lock():
         assert sweep.current_status == "running"
         assert call("tune", "stop", "s").returncode == 0

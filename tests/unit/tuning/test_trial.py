@@ -72,7 +72,7 @@ def test_run_with_nan_as_last_loss_has_diverged(trained):
 
 
 def test_only_validations_with_the_metric_are_reported(home, monkeypatch):
-    """Before it learns to speak a look has no perplexity; of what never has one it is an error."""
+    """Perplexity may only be missing before the decoder is trained."""
     reports = []
     monkeypatch.setattr("ray.tune.report", reports.append)
     task = Task(number=0, variant="dummy", folder="", settings={}, metrics=("valid_perplexity",))
@@ -101,7 +101,7 @@ def test_trial_pauses_at_its_rung(home, monkeypatch):
         file.add(step, {"valid_loss": 1.0})
         if step < 3:
             reporter(step, {"valid_loss": 1.0}, over=False)
-    reporter(3, {"valid_loss": 1.0}, over=True)  # then it has finished
+    reporter(3, {"valid_loss": 1.0}, over=True)  # a finished trial does not pause
     with pytest.raises(RungError):
         reporter(3, {"valid_loss": 1.0}, over=False)
 
@@ -113,7 +113,10 @@ def test_metrics_of_several_workers_are_followed_up_to_the_checkpoint(home):
         file.add(step, {"loss": 1.0})
         file.add(step, {"valid_loss": 1.0})
     gone = SimpleNamespace(join=lambda _: None, is_alive=lambda: False)
-    assert [step for step, _ in follow_metrics(run, gone)] == [5, 10]  # what they learned
+    assert [step for step, _ in follow_metrics(run, gone)] == [
+        5,
+        10,
+    ]  # everything after the last checkpoint
     rounds = iter([True, False])
 
     def write(_):
