@@ -1,4 +1,4 @@
-"""BERTScore against numbers worked out by hand, with an encoder of four words."""
+"""BERTScore against manual calculation, with an encoder of four words."""
 
 import json
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def metric():
     return BertScore(encoder=encoder, layer=1)
 
 
-def test_scores_are_those_worked_out_by_hand(metric):
+def test_scores_equal_manual_calculation(metric):
     answers = ["east north", "northeast", "north", "west", "", "east", ""]
     references = ["east north", "east north north", "northeast east", "east", "east", "", ""]
     expected = [
@@ -66,7 +66,7 @@ def test_scores_are_those_worked_out_by_hand(metric):
         assert row == pytest.approx([precision, recall, f1], abs=1e-6)
 
 
-def test_batches_and_padding_change_nothing(metric, monkeypatch):
+def test_scores_do_not_depend_on_batches_and_padding(metric, monkeypatch):
     answers = ["east", "north east west", "northeast", "west west", ""] * 3
     references = ["north", "east", "west north northeast", "east", "north"] * 3
     together = metric.pairs(answers, references)
@@ -77,14 +77,14 @@ def test_batches_and_padding_change_nothing(metric, monkeypatch):
     assert sum(done) == 15
 
 
-def test_what_is_too_long_is_cut(metric):
+def test_long_texts_are_truncated(metric):
     [cut] = metric.pairs(["east east east east north"], ["north"]).tolist()
     assert cut[0] == pytest.approx(0.0)  # four fit between [CLS] and [SEP]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Prepared data as far as the baseline looks at it."""
+    """The parts of prepared data that the baseline reads."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(bertscore, "checksum", lambda _: "0123456789")
     monkeypatch.setattr(bertscore, "read_manifest", lambda _: {"hash": "h"})
@@ -93,7 +93,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_rescaled_by_random_pairs_of_train(metric, folder, monkeypatch):
+def test_scores_are_rescaled_by_random_training_pairs(metric, folder, monkeypatch):
     # Of two different responses only one pair can be drawn: east and north, whose cosine is 0.
     assert metric.baseline(folder) == (0.0, 0.0, 0.0)
     [kept] = (folder / "bertscore").iterdir()
@@ -114,7 +114,7 @@ def test_rescaled_by_random_pairs_of_train(metric, folder, monkeypatch):
     assert metric.baseline(folder) == (0.0, 0.0, 0.0)
 
 
-def test_without_train_responses_nothing_is_rescaled(metric, folder, monkeypatch):
+def test_scores_are_not_rescaled_without_training_responses(metric, folder, monkeypatch):
     nothing = pl.DataFrame({"response_tokens": []}, schema={"response_tokens": pl.String})
     monkeypatch.setattr(bertscore, "read_samples", lambda *_: nothing)
     for where in (folder, None):
@@ -124,7 +124,7 @@ def test_without_train_responses_nothing_is_rescaled(metric, folder, monkeypatch
         assert signature.endswith("bertscore.baseline:none")
 
 
-def test_layers(tiny_encoder):
+def test_layer_is_selected_by_number(tiny_encoder):
     assert bertscore.load(str(tiny_encoder)).layer == 2
     first = bertscore.load(f"{tiny_encoder}:1")
     assert first.layer == 1

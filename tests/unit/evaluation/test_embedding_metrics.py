@@ -1,4 +1,4 @@
-"""Embedding Average, Greedy and Extrema against numbers worked out by hand."""
+"""Embedding Average, Greedy and Extrema against manual calculation."""
 
 import gzip
 import json
@@ -59,18 +59,18 @@ def scores(path, answer, reference):
         ("", "east", 0.0, 0.0, 0.0),
     ],
 )  # fmt: skip
-def test_scores_are_those_worked_out_by_hand(path, answer, reference, average, greedy, extrema):
+def test_scores_equal_manual_calculation(path, answer, reference, average, greedy, extrema):
     expected = pytest.approx([average, greedy, extrema], abs=1e-6)
     assert scores(path, answer, reference) == expected
 
 
-def test_the_extreme_of_two_as_far_is_the_positive(tmp_path):
+def test_extrema_prefers_the_positive_of_two_equal_magnitudes(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("up 1 1\ndown -1 1\n")
     assert scores(path, "up down", "up")[2] == pytest.approx(1.0)
 
 
-def test_batches_and_padding_change_nothing(path, monkeypatch):
+def test_scores_do_not_depend_on_batches_and_padding(path, monkeypatch):
     draw = np.random.default_rng(0)
     words = [*VECTORS, "nowhere"]
 
@@ -89,7 +89,7 @@ def test_batches_and_padding_change_nothing(path, monkeypatch):
     assert "embedding.dimension:2 embedding.text:tokens embedding.known:" in signature
 
 
-def test_files_that_cannot_be_used(path, tmp_path):
+def test_unusable_files_are_errors(path, tmp_path):
     with pytest.raises(UsageError, match="there is no such file"):
         embeddings.check(tmp_path / "none")
     path.write_bytes(gzip.compress(b"east 1 0"))

@@ -1,4 +1,4 @@
-"""Metrics against numbers worked out by hand, and a whole evaluation."""
+"""Metrics against manual calculation, and a whole evaluation."""
 
 import dataclasses
 import math
@@ -89,14 +89,14 @@ def test_tied_output_shares_the_embedding(build):
     assert free.output.weight is not free.embedding.table.weight
 
 
-def test_positions_grow_with_the_text():
+def test_position_embeddings_cover_long_texts():
     positions = layers.Positions(6)
     assert torch.equal(positions(700)[650:], positions(50, 650))
     assert torch.equal(positions(3), layers.Positions(6)(3))
 
 
 @torch.no_grad()
-def test_a_packed_output_layer_follows_its_weights():
+def test_packed_output_layer_follows_its_weights():
     layer = output_layer.OutputLayer(layers.WordEmbedding(50, 8), 8, tied=False).eval()
     hidden = torch.randn(3, 8)
 
@@ -137,7 +137,7 @@ def test_evaluate(build, test_samples, test_columns):
     assert again.answers.equals(answers)
 
 
-def test_scores_come_back_in_the_order_of_the_rows(build, columns, batch):
+def test_scores_are_in_row_order(build, columns, batch):
     model = build("transformer")
     model.variant.eval()
     scores = score(model.variant, columns)
@@ -147,7 +147,7 @@ def test_scores_come_back_in_the_order_of_the_rows(build, columns, batch):
     assert np.allclose(scores["log_likelihood"][rows], expected, atol=1e-3)
 
 
-def test_a_model_without_emotions_has_none(build, test_samples, test_columns):
+def test_model_without_emotions_has_no_accuracy(build, test_samples, test_columns):
     model = build("transformer")
     result = evaluate(
         model.variant, test_samples, test_columns, model.vocabulary, Decoding(max_tokens=2)
@@ -175,7 +175,7 @@ def test_responder(responder):
         assert streamed == answer.text
 
 
-def test_responder_refuses_what_it_cannot_answer(responder, tmp_path):
+def test_responder_rejects_invalid_input(responder, tmp_path):
     with pytest.raises(UsageError, match="conversation 1 has 2 turns"):
         responder.respond([["Hello.", "Hi."]])
     with pytest.raises(UsageError, match="none is empty"):
@@ -186,7 +186,7 @@ def test_responder_refuses_what_it_cannot_answer(responder, tmp_path):
         Responder(tmp_path)
 
 
-def test_a_model_that_does_not_fit_its_description(build, tmp_path):
+def test_weights_must_match_the_model_description(build, tmp_path):
     model = build("multi-trs")
     save_model(model, tmp_path)
     other = dataclasses.replace(model, variant=build("multi-trs", num_layers=2).variant)
@@ -196,14 +196,14 @@ def test_a_model_that_does_not_fit_its_description(build, tmp_path):
         load_model(tmp_path / "other")
 
 
-def test_readable():
+def test_detokenized_text_is_readable():
     tokens = "i am sorry , do n't worry . it 's `` fine '' ( really ) ! i can not stop ."
     expected = """I am sorry, don't worry. It's "fine" (really)! I cannot stop."""
     assert detokenize(tokens.split()) == expected
     assert detokenize([]) == ""
 
 
-def test_published_figures_name_their_source_and_are_in_our_units():
+def test_published_figures_have_sources_and_our_units():
     figures = published.figures()
     known = {"parameters", "bleu", "perplexity_sample_mean", "distinct_1", "distinct_2"}
     for figure in figures:
@@ -221,7 +221,7 @@ def test_published_figures_name_their_source_and_are_in_our_units():
     assert [(f.value, f.paper, f.source) for f in actual] == [(37.53, "Dual-Emp", "Table 1")]
 
 
-def test_the_profile_without_last_turns():
+def test_profile_leaves_out_last_turns():
     rows = [("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"), ("c", "y"), ("d", "z"), ("d", "z")]
     samples = pl.DataFrame(rows, schema=["conversation_id", "situation"], orient="row")
     samples = samples.with_row_index("row")

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from attune.platform.evaluation import figures
 
 
-def test_a_generator_is_shown_from_its_own_stage_on(monkeypatch):
+def test_curve_of_a_generator_starts_with_its_stage(monkeypatch):
     perplexities = {630: 141.0, 945: 93.0, 1260: 60.0}
     lines = [{"step": 315, "metrics": {"valid_emotion_accuracy": 0.3}}]
     lines += [{"step": n, "metrics": {"valid_perplexity": p}} for n, p in perplexities.items()]

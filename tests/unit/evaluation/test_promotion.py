@@ -1,4 +1,4 @@
-"""Champion and candidate in a real registry, and the test that decides between them."""
+"""Champion and candidate in a real registry, and the significance test."""
 
 import json
 from dataclasses import asdict
@@ -22,7 +22,7 @@ from tests.commands import error_of, json_output
 
 
 def exact(first, second, value):
-    """The p-value over all exchanges there are, by hand."""
+    """Return the exact p-value over all exchanges."""
     total, seen = first + second, abs(value(first.sum(axis=0)) - value(second.sum(axis=0)))
     actual = []
     for number in range(2 ** len(first)):
@@ -32,7 +32,7 @@ def exact(first, second, value):
     return np.mean(actual)
 
 
-def test_randomisation_agrees_with_all_exchanges():
+def test_randomization_agrees_with_all_exchanges():
     draw = np.random.default_rng(1)
     value = significance.METRICS["perplexity"].value
     lengths = draw.integers(5, 20, size=10)
@@ -47,7 +47,7 @@ def test_randomisation_agrees_with_all_exchanges():
 
 
 def table(samples, likelihood, right=1.0):
-    """Answers whose responses have this likelihood per word, and a share of known emotions."""
+    """Return answers with this likelihood per word and this share of correct emotions."""
     words = samples["response_tokens"].str.count_matches(r"\S+") + 1
     known = np.random.default_rng(0).random(samples.height) < right
     predicted = [e if k else "none" for e, k in zip(samples["emotion"], known, strict=True)]
@@ -66,7 +66,7 @@ def samples(prepared):
     return read_samples(prepared, "valid").head(120)
 
 
-def test_what_is_tested_is_what_is_measured(samples):
+def test_tested_values_equal_the_metrics(samples):
     output = table(samples, -2.0, right=0.7)
     noise = np.random.default_rng(2).normal(0, 1, samples.height)
     output = output.with_columns(log_likelihood=output["log_likelihood"] + pl.Series(noise))
@@ -78,7 +78,7 @@ def test_what_is_tested_is_what_is_measured(samples):
     assert scored["bleu"] == metrics.bleu(message.to_list(), output["response_tokens"].to_list())[0]
 
 
-def test_a_difference_is_distinguished_from_chance(samples):
+def test_only_real_differences_are_significant(samples):
     draw = np.random.default_rng(3)
     noise = pl.Series(draw.normal(0, 4, samples.height))
     ours = table(samples, -2.0)
@@ -102,7 +102,7 @@ def home(home_with_store):
 
 @pytest.fixture
 def new_run(home, prepared, build, samples):
-    """Makes finished runs, evaluated on valid, whose responses have a likelihood per word."""
+    """Create finished runs, evaluated on valid, with a fixed likelihood per word."""
     model, manifest = build("dummy"), read_manifest(prepared)
 
     def make(name, likelihood, *, variant="dummy", right=1.0, data=None):
@@ -128,7 +128,7 @@ def promoted(run, **inputs):
     return promotion.promote(run, **{"split": "valid", "metric": "perplexity", **inputs})
 
 
-def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):
+def test_significantly_better_run_becomes_champion(new_run, home, monkeypatch, call):
     first = new_run("first", -2.5)
     decision = promoted(first)
     assert decision.promoted
@@ -163,7 +163,7 @@ def test_the_better_one_takes_the_place(new_run, home, monkeypatch, call):
     assert loaded.metadata.run_id == better.run_id
 
 
-def test_chance_does_not_promote_unless_asked_to(new_run, samples):
+def test_insignificant_difference_promotes_only_with_force(new_run, samples):
     promoted(new_run("first", -2.5, right=0.5))
     lucky = new_run("lucky", -2.5, right=0.5)
     path = lucky.folder / "answers" / promotion.answers_name("valid")
@@ -183,7 +183,7 @@ def test_chance_does_not_promote_unless_asked_to(new_run, samples):
         promoted(lucky)
 
 
-def test_what_cannot_be_compared(new_run, call):
+def test_incomparable_runs_are_errors(new_run, call):
     promoted(new_run("first", -2.5))
     other = new_run("other", -2.0, data="f" * 64)
     with pytest.raises(UsageError, match="'first' was trained on other data"):
@@ -195,7 +195,7 @@ def test_what_cannot_be_compared(new_run, call):
     assert "perplexity" in call("promote", "other", "--metric", "perplexty").stderr
 
 
-def test_without_answers_the_numbers_decide(new_run):
+def test_metrics_decide_without_answers(new_run):
     promoted(new_run("first", -2.5), metric="bleu")
     second = new_run("second", -2.4)
     (second.folder / "answers" / promotion.answers_name("valid")).unlink()
@@ -205,7 +205,7 @@ def test_without_answers_the_numbers_decide(new_run):
     assert "not tested" in decision.reason
 
 
-def test_aliases_are_asked_for_anew(new_run, home, call):
+def test_aliases_are_updated_from_the_registry(new_run, home, call):
     run = new_run("first", -2.5)
     promoted(run)
     (home / ALIASES).write_text(json.dumps({"champion": "gone"}))

@@ -1,4 +1,4 @@
-"""Sentence-embedding similarity: what it is, and that batches change nothing."""
+"""Sentence-embedding similarity, and its independence of batches."""
 
 import json
 
@@ -19,7 +19,7 @@ def encoder(tiny_encoder):
 
 
 @torch.no_grad()
-def test_the_cosine_of_mean_states(encoder):
+def test_similarity_is_the_cosine_of_mean_states(encoder):
     actual = sentences.similarities(encoder, ANSWERS, MEANT)
     for place in (0, 1, 3, 4):
         means = []
@@ -34,7 +34,7 @@ def test_the_cosine_of_mean_states(encoder):
     assert float(actual[2]) == 0.0
 
 
-def test_batches_and_padding_change_nothing(encoder, monkeypatch):
+def test_scores_do_not_depend_on_batches_and_padding(encoder, monkeypatch):
     whole, done = sentences.similarities(encoder, ANSWERS, MEANT), []
     monkeypatch.setattr(sentences, "PAIRS_AT_A_TIME", 2)
     cut = sentences.similarities(encoder, ANSWERS, MEANT, done.append)

@@ -1,4 +1,4 @@
-"""`attune evaluate`: of runs, and of answers that anybody made."""
+"""`attune evaluate`: of runs, and of answers in files."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def test_evaluate_a_run(call, home, data):
 
 
 @pytest.mark.usefixtures("home")
-def test_answers_under_other_conditions_have_other_files(call, data, tmp_path):
+def test_answers_under_different_conditions_have_different_files(call, data, tmp_path):
     def kept(*arguments):
         return Path(json_output(call("evaluate", "first", *arguments, "--json"))["answers"])
 
@@ -95,7 +95,7 @@ def test_evaluate_without_emotions_in_the_data_has_no_accuracy(call, tmp_path):
 
 
 @pytest.mark.usefixtures("home")
-def test_evaluation_cuts_contexts_as_training_did(call):
+def test_evaluation_truncates_contexts_like_training(call):
     def perplexity():
         done = call("evaluate", "second", *FEW, "--json")
         return json_output(done)["metrics"]["perplexity"]
@@ -107,7 +107,7 @@ def test_evaluation_cuts_contexts_as_training_did(call):
 
 
 @pytest.mark.usefixtures("home")
-def test_evaluate_logs_what_is_tracked(call, monkeypatch):
+def test_evaluation_of_a_tracked_run_is_logged(call, monkeypatch):
     logged = []
     tracking = ModuleType("attune.platform.tracking")
     tracking.log_evaluation = lambda *arguments: logged.append(arguments)
@@ -143,12 +143,12 @@ def test_evaluate_logs_what_is_tracked(call, monkeypatch):
         (("--answers", "nowhere.jsonl", "--decode", "beam"), "--decode is for a RUN"),
     ],
 )
-def test_evaluate_refuses(call, home, arguments, message):
+def test_invalid_options_are_rejected(call, home, arguments, message):
     assert message in error_of(call("evaluate", *arguments, "--json"))
     assert not list(home.glob("runs/*/answers"))
 
 
-def test_a_run_is_measured_as_it_was_after_an_earlier_stage(call, home):
+def test_model_of_an_earlier_stage_is_evaluated(call, home):
     last = json_output(call("evaluate", "first", "--split", "valid", "--json"))
     shutil.copytree(home / "runs/second/model", home / "runs/first/best-pretraining")
     first = ("evaluate", "first", "--split", "valid", "--stage")
@@ -159,7 +159,7 @@ def test_a_run_is_measured_as_it_was_after_an_earlier_stage(call, home):
     assert "did you mean 'pretraining'" in error_of(call(*first, "pretrainin"))
 
 
-def test_anybodys_answers_are_scored_on_our_tokens(call, tmp_path):
+def test_answers_in_files_are_tokenized_like_ours(call, tmp_path):
     rows = [
         {"answer": "I'm so sorry, that's sad!", "response": "I am so sorry , that is sad !"},
         {"answer": "It's fine.", "response": "it is fine .", "other": [1]},
@@ -196,8 +196,8 @@ def test_answers_with_likelihoods_and_emotions(tmp_path):
     assert metrics["perplexity"] is None
 
 
-def test_tokens_are_taken_as_they_stand():
-    """Tokenising tokens again would turn the closing quotation mark around."""
+def test_token_columns_are_not_tokenized_again():
+    """Tokenizing twice would change closing quotation marks into opening ones."""
     tokens = "he said `` no '' today ."
     assert tokenize(pl.Series([tokens]))[0] != tokens
     frame = pl.DataFrame(
@@ -226,7 +226,7 @@ def test_tokens_are_taken_as_they_stand():
         (b'{"answer": "a\xff", "response": "b"}', "row 1: not UTF-8"),
     ],
 )
-def test_a_broken_file_of_answers(call, tmp_path, content, message):
+def test_damaged_file_of_answers_is_an_error(call, tmp_path, content, message):
     file = tmp_path / "file.jsonl"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     done = call("evaluate", "--answers", file, "--json")
@@ -234,7 +234,7 @@ def test_a_broken_file_of_answers(call, tmp_path, content, message):
     assert str(file) in done.stderr
 
 
-def test_a_broken_parquet_of_answers(call, tmp_path):
+def test_damaged_parquet_of_answers_is_an_error(call, tmp_path):
     def refusal(name):
         return error_of(call("evaluate", "--answers", name), code=1)
 
@@ -252,7 +252,7 @@ def test_a_broken_parquet_of_answers(call, tmp_path):
     assert "none.parquet holds no answers" in refusal("none.parquet")
 
 
-def test_answers_appear_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_answers_are_written_atomically(tmp_path, monkeypatch):
     frame = pl.DataFrame({"answer": ["a"]})
     answers.write(frame, tmp_path / "made" / "a.parquet")
 

@@ -151,7 +151,7 @@ def faults(monkeypatch):
     return Faults(monkeypatch)
 
 
-def test_a_run_shows_its_settings_and_data(run, client, prepared, home):
+def test_run_is_logged_with_settings_and_data(run, client, prepared, home):
     assert read_run(run.folder).run_id == run.run_id
     assert run.tracking == f"sqlite:///{home}/mlflow.db"
     experiment = client.get_experiment_by_name("dummy")
@@ -182,7 +182,7 @@ def test_a_run_shows_its_settings_and_data(run, client, prepared, home):
     assert {"torch", "ray", "deepspeed", "mlflow", "polars"} <= set(environment["packages"])
 
 
-def test_unpaired_text_is_among_the_inputs_of_a_run(new_run, prepared, client):
+def test_unpaired_text_is_an_input_of_the_run(new_run, prepared, client):
     run = new_run()
     harvest = {"folder": "/data/open", "hash": "0123456789abcdef"}
     run = run.update(
@@ -219,7 +219,7 @@ def test_runs_of_a_variant_share_an_experiment(run, new_run, prepared, client):
         tracking.start_run(new_run("a-third"), read_manifest(prepared))
 
 
-@pytest.mark.usefixtures("faults")  # which looks at the size of what is sent
+@pytest.mark.usefixtures("faults")  # which checks the size of requests
 def _first_contact(home, begin):
     os.environ["ATTUNE_HOME"] = str(home)
     begin.wait()
@@ -319,14 +319,14 @@ def test_metrics_of_an_unreachable_store_are_sent_later(run, client, faults):
     assert table(client, run) == [{"answer": "oh"}]
 
 
-def test_a_run_that_is_finished_again_is_not_registered_again(run, client):
+def test_run_finished_twice_is_registered_once(run, client):
     run = run.update(status="finished", result=RESULT)
     for _ in range(2):
         tracking.finish_run(run)
     assert len(client.search_model_versions("name='dummy'")) == 1
 
 
-def test_a_finished_run_shows_its_outcome_and_its_model(run, client, tmp_path, monkeypatch):
+def test_finished_run_is_logged_with_outcome_and_model(run, client, tmp_path, monkeypatch):
     answers = pl.DataFrame({"context": [["My dog died.", "Oh.", "Yes."]], "answer": ["So sorry."]})
     for step in (20, 30):
         (run.checkpoints / f"{step:08d}").mkdir(parents=True)
@@ -394,7 +394,7 @@ def test_failed_run_without_a_model_registers_none(run, client):
     assert not client.search_registered_models()
 
 
-def test_an_evaluation_is_added_to_the_run(run, client, tmp_path):
+def test_evaluation_is_added_to_the_run(run, client, tmp_path):
     run = run.update(status="finished", result=RESULT)
     tracking.finish_run(run, None)
     answers = tmp_path / "test-greedy.parquet"

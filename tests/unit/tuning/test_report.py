@@ -47,7 +47,7 @@ def test_report_has_table_figures_and_self_contained_page():
 
 
 def test_single_setting_is_plotted_against_sample_counts_and_metrics(home):
-    """Table 4 of Dual-Emp: texts and metrics against the threshold."""
+    """As in Table 4 of Dual-Emp: texts and metrics against the threshold."""
     thresholds = Choice(values=(0.5, 0.6, 0.7))
     sweep = write_sweep(
         space={"dual-emp": {"harvest_threshold": thresholds}}, search="grid", samples=3,

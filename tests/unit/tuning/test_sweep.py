@@ -85,7 +85,7 @@ def test_variants_alternate_and_each_has_a_best_trial():
         drawn.append(one)
         value = one[0] + (100.0 if one[1] == "mime" else 0.0)
         sweep.record_result(one[0], "finished", "", {"valid_perplexity": value})
-        sweep = sweeps.read_sweep(sweep.folder)  # as a driver that goes on would
+        sweep = sweeps.read_sweep(sweep.folder)  # as the driver of a resumed sweep does
     assert [chosen for _, chosen, _ in drawn] == ["dummy", "mime"] * 4
     assert len({settings["learning_rate"] for _, _, settings in drawn}) == 8
     best = sweep.summarize()["best_of_each"]
