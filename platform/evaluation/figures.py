@@ -255,7 +255,7 @@ def draw_schedules(schedules: Mapping[str, Sequence[StageSchedule]], out: Path) 
         axes.remove()
     figure.axes[0].legend(frameon=False)
     figure.supxlabel("steps")
-    _save(figure, out, [], dpi=110)
+    _save_and_log(figure, out, [], dpi=110)
 
 
 def _figure_data(run: Run, name: str) -> LabelledPoints:
