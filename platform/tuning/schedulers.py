@@ -27,9 +27,9 @@ def check_compatibility(
     """Raise UsageError for options that do not work together."""
     late = [m for m in metrics if m.removeprefix("valid_") in sweeps.FINAL_METRICS]
     if scheduler != "none" and (len(metrics) > 1 or late):
-        given = "two metrics" if len(metrics) > 1 else f"{late[0].removeprefix('valid_')}"
+        named = "two metrics" if len(metrics) > 1 else f"{late[0].removeprefix('valid_')}"
         raise UsageError(
-            f"--scheduler {scheduler} needs one metric that every validation has: with {given} use "
+            f"--scheduler {scheduler} needs one metric that every validation has: with {named} use "
             f"--scheduler none"
         )
     if scheduler == "median" and len(spaces) > 1:
