@@ -1,6 +1,5 @@
 """The entry point of a Ray Train worker."""
 
-import contextlib
 import gc
 import logging
 import os
@@ -44,9 +43,12 @@ def work(settings: dict[str, Any]) -> None:
             raise
         # Ray would restart the workers only to fail again.
         text = str(error) if is_expected else traceback.format_exc()
-        with contextlib.suppress(OSError):
+        try:
             problem.write_text(text, encoding="utf-8")
-        if worker.world_size > 1 or not problem.exists():  # the others wait, or the disk is full
+        except OSError:  # the disk is full: Ray passes the error on
+            problem.unlink()
+            raise error from None
+        if worker.world_size > 1:  # the others wait for this one
             raise
 
 
