@@ -170,14 +170,12 @@ def _train_and_watch(
                 display.report_waiting(missing)
         if signals.received and not was_asked:
             was_asked = True
-            for run in runs:
-                run.stop_file.touch()
-            show(runs[0].name, {"message": STOPPING})
+            _ask_to_stop(displays, show)
         if was_asked and not any(
             display.has_plan and not thread.ended.is_set()
             for display, thread in zip(displays, threads, strict=True)
         ):
-            break  # the others have no worker yet
+            break  # the workers of the others have not started: there is nothing to save
         if len(signals.received) > 1:
             _abandon([thread.training for thread in waiting], show)
             skip_ray_shutdown(signals.exit_code)
@@ -187,6 +185,13 @@ def _train_and_watch(
     for display in displays:
         display.show(show)
     return {thread.training.name: thread.failure for thread in threads if thread.failure}
+
+
+def _ask_to_stop(displays: "Sequence[_RunDisplay]", show: ShowLine) -> None:
+    for display in displays:
+        display.run.stop_file.touch()
+    is_training = any(display.has_plan for display in displays)
+    show(displays[0].run.name, {"message": STOPPING if is_training else "stopping"})
 
 
 def _abandon(runs: Sequence[Run], show: ShowLine) -> None:
