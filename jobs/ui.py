@@ -88,7 +88,10 @@ def check_address(host: str, port: int) -> None:
                     f"port {port} is in use, perhaps by another page: close that one, or choose "
                     f"another port, such as --port {free}"
                 ) from None
-            raise UsageError(f"cannot listen at {host}:{port}: {error.strerror}") from None
+            raise UsageError(
+                f"cannot listen at {host}:{port} ({error.strerror}): choose an address of this "
+                f"machine with --host, such as 127.0.0.1, and a port above 1023 with --port"
+            ) from None
 
 
 def build_catalog(names: list[str] | None, without_runs: bool = False) -> "RunCatalog":

@@ -1,13 +1,13 @@
 """Golden behaviour: what every variant computed when it was recorded, compared after each change.
 
-corpus/         64 conversations as text, with all that any variant reads (see `preparation.py`)
+corpus/         64 conversations as text, with everything that any variant reads (see `preparation.py`)
 behaviour/      by variant: loss terms and gradient norms of three steps of each stage, and answers
 commands/       by stage structure: what `attune train` logged and validated
 
-Values are compared by position, so names of stages, players, updates and terms are for the reader
-alone and may change. Answers are compared exactly, numbers to a relative tolerance of 1e-4.
+Values are compared by position, so names of stages, players, updates and terms are only
+for readers and may change. Answers are compared exactly, numbers to a relative tolerance of 1e-4.
 
-To re-record, after a change that is meant to alter a computation or an order of random draws:
+To re-record after a change that is meant to alter a computation or the order of random draws:
 
     python -m tests.golden.record [NAME ...]
 

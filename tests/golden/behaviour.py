@@ -32,35 +32,35 @@ STEPS = 3
 SAMPLES = 10
 RELATIVE = 1e-4
 ABSOLUTE = 1e-5
-"""For differences of larger numbers, such as a policy's advantage: another processor's vector
-instructions alter them by up to 3e-6."""
+"""For differences of larger numbers, such as a policy's advantage: vector instructions of another
+processor change them by up to 3e-6."""
 LINE = 150
 NAMES = ("name", "player")
-"""Keys whose values are for the reader and are not compared."""
+"""Keys whose values are for readers and are not compared."""
 DECODING = Decoding(block_ngrams=2)
-"""Greedy; barely trained models would otherwise repeat one word to the end."""
+"""Greedy without repeated n-grams; barely trained models would repeat one word to the end."""
 SETTINGS = {"precision": "fp32", "batch_size": 8}
 NOISE = {"dropout": 0.1, "word_dropout": 0.2}
-"""Settings of variants that have them: what is drawn at random is part of the behaviour."""
+"""Settings for variants that have them; random draws are part of the behaviour."""
 OTHER_SOURCES = {
     "cause-annotator-reccon": ("cause-annotator", RECCON),
     "intent-classifier-intents": ("intent-classifier", INTENTS),
 }
-"""Variants that read other streams where the data has them."""
+"""Variants that are also recorded on data with other streams."""
 
 
 def names() -> list[str]:
-    """Every variant and ablation, and those of them that are trained on another source as well."""
+    """Return every variant and ablation, and the names of those recorded on another source too."""
     return [*all_variants(), *OTHER_SOURCES]
 
 
 def path_of(name: str) -> Path:
-    """The file in which a name's behaviour is recorded."""
+    """Return the file in which the behaviour of a name is recorded."""
     return FOLDER / f"{name}.json"
 
 
 def settings_for(variant: str, folder: Path) -> dict[str, Any]:
-    """The settings that a variant is trained with on the corpus prepared in `folder`."""
+    """Return the settings to train a variant with on the corpus prepared in `folder`."""
     kind, _ = find_variant(variant)
     fields = {field.name for field in dataclasses.fields(kind.Config)}
     noise = {name: value for name, value in NOISE.items() if name in fields}
@@ -103,7 +103,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 
 def differences(expected: dict[str, Any], actual: dict[str, Any]) -> list[str]:
-    """Where two measures differ, each place as a line of text; values are compared by position."""
+    """Return a line for each difference between two recordings; values are compared by position."""
     lines = []
     for (place, before), (_, now) in itertools.zip_longest(
         _places(expected), _places(actual), fillvalue=("", None)
@@ -115,7 +115,7 @@ def differences(expected: dict[str, Any], actual: dict[str, Any]) -> list[str]:
 
 
 def text_of(measures: Any, indent: str = "") -> str:
-    """JSON that is read and compared by eye: what is short stands on one line."""
+    """Return JSON that people can read and compare: short values are on one line."""
     line = json.dumps(measures)
     if len(indent) + len(line) <= LINE or not isinstance(measures, dict | list):
         return line
@@ -131,7 +131,7 @@ def text_of(measures: Any, indent: str = "") -> str:
 
 
 def _places(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Each number and answer with the place where it is stored, names left out of the values."""
+    """Yield each number and answer with its path in the recording."""
     if isinstance(value, dict | list):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in pairs:
@@ -147,7 +147,7 @@ def _close(before: float, now: float) -> bool:
 
 
 def _train(variant, stage, number, streams):
-    """Each step of a stage as a list of its updates."""
+    """Yield each step of a stage as a list of its updates."""
     parameters = {
         player: list(
             {id(p): p for part in parts for p in getattr(variant, part).parameters()}.values()
@@ -184,8 +184,8 @@ def _train(variant, stage, number, streams):
 
 
 def _scores(variant, columns):
-    """By sample: log-likelihood of the response, with and without the true labels, and the highest
-    log-probability of each prediction."""
+    """Return by sample the log-likelihood of the response, with and without the true labels, and
+    the highest log-probability of each prediction."""
     scores = {}
     if isinstance(variant, DialogueVariant):
         oracle = score(variant, columns, oracle=True)["log_likelihood"]

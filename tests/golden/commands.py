@@ -36,14 +36,14 @@ STEPS = {
     "cause-annotator": 4,
     "emotion-classifier": 4,
 }
-"""By variant, one for each structure of stages, the steps of its run, all stages together; the
-first stage of emoprepend-1 is long enough for its best weights not to be its last."""
+"""Total steps of the run by variant, one for each structure of stages; the first stage of
+emoprepend-1 is long enough for its best weights not to be its last."""
 SCHEDULE = {"log_every": 1, "evaluate_every": 1, "patience": 0}
 SPEED = "samples_per_second"
 
 
 def structure(variant: Variant) -> tuple[Any, ...]:
-    """The stages of a variant without names: players, updates, streams, and what judges them."""
+    """Return the stages of a variant without names: players, updates, streams, metrics."""
     return tuple(
         (
             len(stage.players),
@@ -56,7 +56,7 @@ def structure(variant: Variant) -> tuple[Any, ...]:
 
 
 def arguments(variant: str, corpus: Path) -> list[str]:
-    """The arguments of the command that trains a variant on the corpus prepared in a folder."""
+    """Return the arguments of the command that trains a variant on the corpus in a folder."""
     settings = {**settings_for(variant, corpus), **SCHEDULE}
     return [
         "train", variant, "--data", str(corpus / DIALOGUES), "--preset", "tiny",
@@ -67,7 +67,7 @@ def arguments(variant: str, corpus: Path) -> list[str]:
 
 @contextmanager
 def runs_in_this_process() -> Iterator[None]:
-    """Train in this process, on one thread, instead of in a worker of Ray's."""
+    """Train in this process on one thread instead of in a Ray worker."""
 
     def fit(_work: Any, run: Run, _cores: int) -> None:
         torch.set_num_threads(1)  # it counts for the thread that calls it
@@ -92,7 +92,7 @@ def measure(variant: str, corpus: Path) -> dict[str, Any]:
 
 
 def measures_of(name: str, result: dict[str, float]) -> dict[str, Any]:
-    """All that a finished run logged but its speed, and the metrics that the command printed."""
+    """Return what a finished run logged, except its speed, and the metrics that were printed."""
     lines = [
         {
             "step": line["step"],
@@ -111,12 +111,12 @@ def check(variant: str, measures: dict[str, Any]) -> None:
 
 
 def path_of(variant: str) -> Path:
-    """The file in which a variant's run is recorded."""
+    """Return the file in which the run of a variant is recorded."""
     return FOLDER / f"{variant}.json"
 
 
 def _values(measures: dict[str, Any]) -> dict[str, Any]:
-    """The values by size: metrics are logged by name in alphabetical order, and may be renamed."""
+    """Return the values in ascending order: metrics may be renamed, which changes their order."""
     return {
         "lines": [[line["step"], sorted(line["metrics"].values())] for line in measures["lines"]],
         "result": sorted(measures["result"].values()),

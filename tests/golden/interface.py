@@ -1,6 +1,6 @@
 """The recorded interface of the command line: commands, options, and the keys of JSON output.
 
-`interface.json` holds two tables. `commands` describes every argument and option; write it anew
+`interface.json` holds two tables. `commands` describes every argument and option; re-record it
 with `python -m tests.golden.interface`. `json_keys` describes, by command, the object that `--json`
 prints, and is edited by hand: `null` is a value without keys, `[...]` a list whose items have these
 keys, `*` any key (names of settings, splits, emotions and the like are content), and a key that
@@ -18,7 +18,7 @@ from attune.jobs.cli import app
 RECORD = Path(__file__).with_name("interface.json")
 ANY = "*"
 OPTIONAL = "?"
-TYPERS_OWN = ("--install-completion", "--show-completion")
+TYPER_OPTIONS = ("--install-completion", "--show-completion")
 
 
 def read_record():
@@ -39,7 +39,7 @@ def describe_commands():
         words: {
             name_parameter(each): describe_parameter(each)
             for each in command.params
-            if each.opts[0] not in TYPERS_OWN
+            if each.opts[0] not in TYPER_OPTIONS
         }
         for words, command in walk_commands()
     }
@@ -68,7 +68,7 @@ def describe_parameter(parameter):
 
 
 def describe_default(parameter):
-    """Return the default value; text with blanks in it is an explanation for people."""
+    """Return the default value; a text with blanks is a description and not a value."""
     if parameter.default is not None and parameter.default is not False:
         return str(parameter.default)
     shown = parameter.show_default
@@ -100,7 +100,7 @@ def assert_json_keys(arguments, output):
 
 
 def compare_keys(value, recorded, place):
-    """Yield a line for each key that is missing or unknown; None and [] may stand for anything."""
+    """Yield a line for each key that is missing or unknown; None and [] match any value."""
     if value is None or value == []:
         return
     if isinstance(value, list) and isinstance(recorded, list):

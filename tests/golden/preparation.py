@@ -29,8 +29,8 @@ DIALOGUES, RECCON, INTENTS, ENCODER = "dialogues", "reccon", "intents", "encoder
 
 
 def prepare_corpus(folder: Path) -> None:
-    """Prepare the three sources and an encoder, each into a folder of its own in `folder`."""
-    # Only the bundled reader may name unpaired streams and bring a lexicon: it reads ours instead.
+    """Prepare the three sources and an encoder, each into a folder below `folder`."""
+    # Only the bundled reader has unpaired streams and a lexicon, so it reads our files instead.
     with mock.patch.multiple(bundled, read=_read_dialogues, lexicon=_lexicon):
         prepare(bundled.NAME, folder / DIALOGUES, strict=True)
     for source in (RECCON, INTENTS):

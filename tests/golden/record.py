@@ -1,4 +1,4 @@
-"""Record the golden behaviour anew: `python -m tests.golden.record [NAME ...]`, at the root.
+"""Re-record the golden behaviour: `python -m tests.golden.record [NAME ...]`, at the root.
 
 Names are those of files under `behaviour/` and `commands/`; without any, all are recorded, and
 files of variants that no longer exist are removed. A commit that re-records contains nothing else

@@ -1,4 +1,4 @@
-"""Every variant computes what was recorded: see the package's docstring for how to re-record."""
+"""Every variant computes what was recorded; the docstring of the package says how to re-record."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ def test_the_record_has_a_file_for_each_variant():
     assert {path.stem for path in behaviour.FOLDER.iterdir()} == set(behaviour.names())
 
 
-def test_differences_are_by_position_and_of_values_alone():
+def test_values_are_compared_by_position():
     expected = json.loads(behaviour.path_of("empdg").read_text(encoding="utf-8"))
     measures = copy.deepcopy(expected)
     measures["stages"][0]["name"] = measures["stages"][0]["steps"][0][0]["player"] = "other"

@@ -1,4 +1,4 @@
-"""The commands, options and JSON keys that scripts rely on are those that were recorded.
+"""Commands, options and JSON keys, which scripts depend on, match the record.
 
 JSON output is compared wherever a test reads it through `tests.commands.json_output`. Here are the
 commands that no other test runs within a process; fakes take the place of a cluster.
@@ -54,7 +54,7 @@ def test_the_keys_of_every_command_with_json_are_recorded():
         ({"ok": {"a": 1}, "checks": []}, ".ok has another shape"),
     ],
 )
-def test_another_key_is_noticed(output, difference):
+def test_a_different_key_is_an_error(output, difference):
     with pytest.raises(AssertionError, match="attune doctor --json") as failure:
         interface.assert_json_keys(("doctor",), output)
     assert difference in str(failure.value)
@@ -99,7 +99,7 @@ def test_sweeps(call, home, monkeypatch):
 
 
 def test_a_report_over_several_seeds(call, home, monkeypatch):
-    """The best again, and what was saved by those that stopped early."""
+    """The report trains the best trial again and counts the steps saved by early stopping."""
 
     def train_all(runs, *_):
         for run in runs:
@@ -206,7 +206,7 @@ def test_settings_of_a_variant(call):
 
 
 def test_explanations(call, home_with, build):
-    """Every variant that answers explains itself under recorded keys."""
+    """The explanations of all dialogue variants have the recorded keys."""
     variants = [name for name, (kind, _) in all_variants().items()
                 if issubclass(kind, DialogueVariant)]  # fmt: skip
     home_with({name: build(name) for name in variants})

@@ -1,4 +1,4 @@
-"""The page as people meet it: `attune ui`, in a real browser."""
+"""The page of `attune ui` in a real browser."""
 
 import os
 import re
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("page")
 ATTUNE = Path(sys.executable).parent / "attune"
 TURN = "I lost my job today."
 PATIENCE = 60_000  # milliseconds, for a machine that has much else to do
-# Remembers every text that the answer of a pane has had, in order.
+# Records every text of each pane's answer in order.
 WATCH = """
 window.seen = {};
 new MutationObserver(() => {
@@ -62,7 +62,7 @@ def start(home, *arguments):
 
 
 def wait_until_ready(process):
-    """Wait for the address that it prints."""
+    """Wait for the address that the command prints, and return it."""
     for line in process.stdout:
         if match := re.search(r"Attune is at (\S+)", line):
             return match[1]
@@ -89,7 +89,7 @@ def chromium():
 
 @pytest.fixture
 def page(chromium, url):
-    """The page, ready for use; at its end nothing may have gone wrong or been asked of others."""
+    """Open the page; afterwards check that it had no errors and sent no request elsewhere."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
@@ -117,7 +117,7 @@ def say(page, text):
 
 
 def choose(page, *names):
-    """Exactly these runs, in this order."""
+    """Select exactly these runs, in this order."""
     page.locator("#runs").get_by_title("Clear").click()
     expect(page.locator(".pane")).to_have_count(0)
     for count, name in enumerate(names, start=1):
@@ -132,7 +132,7 @@ def pane(page, name):
 
 
 def answers(page, *names):
-    """What the runs have said, when they have."""
+    """Wait until the runs have answered, and return their answers."""
     page.wait_for_function(ALL_DONE)
     expect(page.locator(".pane h3")).to_have_text(list(names))
     return [pane(page, name).locator(".answer").inner_text() for name in names]
@@ -168,7 +168,7 @@ def test_runs_answer_side_by_side_word_by_word(page, home):
         assert any(0 < length < len(answer) for length in lengths), name
 
 
-def test_each_pane_says_who_it_is_and_what_it_reads(page, home):
+def test_each_pane_shows_its_run_variant_and_emotions(page, home):
     say(page, TURN)
     answers(page, "second", "first", "plain")
     emotion = expected(home, "second", TURN).explanation.emotion
@@ -185,7 +185,7 @@ def test_each_pane_says_who_it_is_and_what_it_reads(page, home):
     expect(pane(page, "plain")).to_contain_text("does not predict an emotion")
 
 
-def test_going_on_with_an_answer(page, home):
+def test_continuing_with_an_answer(page, home):
     choose(page, "first", "second")
     say(page, TURN)
     first, second = answers(page, "first", "second")
@@ -212,7 +212,7 @@ def test_going_on_with_an_answer(page, home):
     expect(page.locator(".answer")).to_have_count(0)
 
 
-def test_with_one_run_the_conversation_goes_on_by_itself(page):
+def test_with_one_run_its_answer_continues_the_conversation(page):
     choose(page, "first")
     say(page, TURN)
     [answer] = answers(page, "first")
@@ -234,7 +234,7 @@ def test_examples(page, url, test_samples):
 
 
 def test_decoding_settings(page, home):
-    # Opened first: in its first moments gradio may set a field back to its default.
+    # Opened first: gradio may reset a field to its default while the page loads.
     page.get_by_role("button", name="Decoding").click()
     longest = page.get_by_label("number input for max_tokens")
     expect(longest).to_have_value("30")
@@ -257,7 +257,7 @@ def test_decoding_settings(page, home):
     expect(pane(page, "first").locator(".answer")).to_have_text(sampled)
 
 
-def test_bad_input_gets_a_message(page):
+def test_bad_input_shows_a_message(page):
     def expect_message(message):
         expect(page.get_by_test_id("toast-body").last).to_contain_text(message)
 
@@ -282,13 +282,13 @@ def test_bad_input_gets_a_message(page):
 
 @pytest.fixture
 def late(home, build, prepared):
-    """A run that appears when the page is already there."""
+    """A run that is created after the page was opened."""
     run = add_run(home, "late", "dummy", build, prepared)
     yield run
     shutil.rmtree(run.folder, ignore_errors=True)
 
 
-def test_a_run_that_comes_and_goes(page, url, late):
+def test_a_run_that_is_added_and_deleted(page, url, late):
     page.goto(url)
     choose(page, "late", "second")
     say(page, TURN)
@@ -300,7 +300,7 @@ def test_a_run_that_comes_and_goes(page, url, late):
     expect(pane(page, "second")).to_have_attribute("data-state", "done")
 
 
-def test_what_is_typed_is_not_markup(page):
+def test_typed_text_is_not_markup(page):
     evil = "<img src=x onerror=\"document.title='evil'\"> {{7*7}} ${7*7} *x*"
     say(page, evil)
     answers(page, "second", "first", "plain")
@@ -309,7 +309,7 @@ def test_what_is_typed_is_not_markup(page):
     assert page.locator(".conversation img").count() == 0
 
 
-def test_a_phone_shows_columns_below_each_other(page):
+def test_a_narrow_screen_shows_columns_below_each_other(page):
     page.set_viewport_size({"width": 390, "height": 800})
     say(page, TURN)
     answers(page, "second", "first", "plain")
@@ -318,7 +318,7 @@ def test_a_phone_shows_columns_below_each_other(page):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_a_port_that_is_taken(home):
+def test_a_port_in_use(home):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -330,7 +330,7 @@ def test_a_port_that_is_taken(home):
     assert not output
 
 
-def test_no_run_yet(tmp_path):
+def test_without_runs(tmp_path):
     _, errors = (process := start(tmp_path, "--port", free_port())).communicate(timeout=60)
     assert process.returncode == 2
     assert "attune train" in errors

@@ -1,4 +1,4 @@
-"""The local stack as users have it: up, jobs that wait, stop, go on and fail, down."""
+"""The local stack through its commands: up, jobs that wait, stop, resume and fail, down."""
 
 import http.client
 import json
@@ -25,12 +25,12 @@ BIN = Path(sys.executable).parent
 TRAIN = ("train", "dummy", "--preset", "tiny", "--set", "checkpoint_every=20",
          "--set", "evaluate_every=100000", "--set", "log_every=1")  # fmt: skip
 LONG = ("--name", "long", "--resume")
-ERROR = "nonsense"  # a word of what it says
+ERROR = "nonsense"  # part of the error message
 
 
 @pytest.fixture(scope="module", autouse=True)
 def up(prepared, tmp_path_factory):
-    """The stack, with a password for MLflow, in a home of its own; what `attune up` said."""
+    """Start the stack in its own home with a password for MLflow; yield what `attune up` printed."""
     home = tmp_path_factory.mktemp("home")
     (home / "data").mkdir()
     (home / "data" / "bundled").symlink_to(prepared)
@@ -48,7 +48,7 @@ def up(prepared, tmp_path_factory):
 
 
 def attune(*arguments, code=0, **variables):
-    """The object that a command prints, or its words where there is none."""
+    """Run a command; return its JSON object, or its output without --json."""
     done = subprocess.run(
         [BIN / "attune", *arguments], env={**os.environ, **variables},
         capture_output=True, text=True, check=False, timeout=900,
@@ -62,7 +62,7 @@ def attune(*arguments, code=0, **variables):
 
 
 def wait_for(condition, job):
-    """Until it holds; a job that ends before is an error with its words."""
+    """Wait until a condition holds; it is an error if the job ends before."""
     never = threading.Event()
     while not (value := condition()):
         jobs = {each["submission_id"]: each for each in stack.ask(part(stack.RAY), "/api/jobs/")}
@@ -84,11 +84,11 @@ def asked(port, path, authorization):
 
 
 def exported():
-    """What Prometheus would read."""
+    """Return the metrics for Prometheus."""
     return stack.ask(part(stack.RAY), "/metrics", port=part(stack.RAY).ports["metrics"])
 
 
-def test_all_parts_answer_and_starting_again_changes_nothing(up):
+def test_all_parts_respond_and_starting_again_changes_nothing(up):
     assert [each["name"] for each in up["parts"]] == list(stack.PARTS)
     again = attune("up", "--json")
     assert [each["pid"] for each in again["parts"]] == [each["pid"] for each in up["parts"]]
@@ -99,7 +99,7 @@ def test_all_parts_answer_and_starting_again_changes_nothing(up):
     assert "already runs at port" in attune("up", "--mlflow-port", "1", code=2)
 
 
-def test_who_has_not_the_secret_is_refused():
+def test_requests_without_the_secret_are_rejected():
     ray, mlflow = part(stack.RAY), part(stack.MLFLOW)
     token, password = stack.token_file().read_text(), stack.password_file().read_text()
     tokens = {"": 401, "Bearer wrong": 403, f"Bearer {token}": 200}
@@ -120,9 +120,9 @@ def test_doctor_checks_every_machine():
     assert actual["checks"][1]["found"] == "1, with 2 CPUs and 0 GPUs"
 
 
-def test_jobs_wait_stop_fail_and_go_on(tmp_path):
-    """Three trainings, for each costs a start of workers: one that is stopped and goes on, and in
-    its way one whose code raises."""
+def test_jobs_wait_stop_fail_and_resume(tmp_path):
+    """Three trainings in one test, since each has to start workers: one is stopped and resumed, and
+    one that waits for it fails."""
     vectors = tmp_path / "vectors.txt"
     vectors.write_text(f"full {ERROR}\n")
     first = attune("submit", "--json", "--", *TRAIN, *LONG, "--max-steps", "1000000")
@@ -179,7 +179,7 @@ def says(name, message):
     return path.exists() and message in path.read_text()
 
 
-def test_down_stops_all_of_it():
+def test_down_stops_all_parts():
     ours = [process for each in stack.running_parts().values() for process in each.processes()]
     assert len(ours) > 5
     assert attune("down", "--json") == {"stopped": list(stack.PARTS)}

@@ -1,4 +1,4 @@
-"""What lies in infra/ against the real definitions: no cluster or container engine is at hand."""
+"""The files in infra/ against the official schemas, without a cluster or container engine."""
 
 import json
 import os
@@ -42,8 +42,7 @@ def schemas():
 
 
 def strict(schema):
-    """A custom resource's schema, which Kubernetes would silently prune by: here a key that is not
-    in it is a fault."""
+    """Return a custom resource's schema in which unknown keys, which Kubernetes drops, are errors."""
     if isinstance(schema, list):
         return [strict(part) for part in schema]
     if not isinstance(schema, dict):
@@ -70,7 +69,7 @@ def resource_schema(schemas, kind):
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_ray_takes_the_launcher_files(name):
+def test_launcher_files_match_rays_schema(name):
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     prepared = prepare_config(read(name))
@@ -88,7 +87,7 @@ def test_ray_takes_the_launcher_files(name):
 
 
 @pytest.mark.parametrize("kind", MANIFESTS)
-def test_kuberay_takes_the_manifests(kind, schemas):
+def test_manifests_match_kuberays_schema(kind, schemas):
     manifest, schema = read(MANIFESTS[kind]), resource_schema(schemas, kind)
     assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", kind)
     schema.validate(manifest)
@@ -98,7 +97,7 @@ def test_kuberay_takes_the_manifests(kind, schemas):
 
 
 @pytest.mark.parametrize("kind", MANIFESTS)
-def test_manifests_want_a_token_and_let_nobody_in(kind):
+def test_manifests_require_a_token_and_expose_no_service(kind):
     spec = read(MANIFESTS[kind])["spec"]
     spec = spec.get("rayClusterSpec", spec)
     assert spec["authOptions"] == {"mode": "token"}
@@ -120,7 +119,7 @@ def test_manifests_want_a_token_and_let_nobody_in(kind):
         assert {"name": "ATTUNE_HOME", "value": "/attune"} in container["env"]
 
 
-def test_compose_takes_the_file(schemas):
+def test_the_compose_file_matches_the_schema(schemas):
     schema = jsonschema.Draft7Validator(json.loads((schemas / "compose-spec.json").read_text()))
     content = read(COMPOSE)
     schema.validate(content)
@@ -129,7 +128,7 @@ def test_compose_takes_the_file(schemas):
         schema.validate(content)
 
 
-def test_compose_is_reached_from_its_machine_only():
+def test_compose_publishes_ports_on_loopback_only():
     services = read(COMPOSE)["services"]
     published = [port for service in services.values() for port in service.get("ports", ())]
     assert {port.split(":")[-1] for port in published} == {"5000", "7860", "8265"}
@@ -137,7 +136,7 @@ def test_compose_is_reached_from_its_machine_only():
     assert not any("network_mode" in service for service in services.values())
 
 
-def test_compose_names_what_is_there():
+def test_files_and_services_in_compose_exist():
     content = read(COMPOSE)
     services = content["services"]
     for name, service in services.items():
@@ -152,7 +151,7 @@ def test_compose_names_what_is_there():
         assert used <= set(content["volumes"]), name
         if "healthcheck" not in service:
             assert name in ("bucket", "ray-worker")
-    # Each worker on the one machine would otherwise take all of its cores for its own.
+    # Otherwise each worker would claim all cores of the machine.
     assert "--num-cpus=" in services["ray-worker"]["command"]
     for name in ("ray-head", "ray-worker", "page"):
         environment = services[name]["environment"]
@@ -161,25 +160,25 @@ def test_compose_names_what_is_there():
         assert environment["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
 
 
-def test_mlflow_in_compose_is_what_clients_can_use():
+def test_clients_can_reach_mlflow_in_compose():
     service = read(COMPOSE)["services"]["mlflow"]
     words = shlex.split(service["command"])
     assert words[words.index("--allowed-hosts") + 1].split(",")[0] == "mlflow:5000"
     assert words[words.index("--app-name") + 1] == "basic-auth"
     assert "--artifacts-destination" in words
     assert service["environment"]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
-    # /health answers hosts that are refused everything else.
+    # /health also answers hosts that every other path rejects.
     assert "http://mlflow:5000/api/" in service["healthcheck"]["test"][1]
 
 
-def test_no_secret_is_written_down():
+def test_files_contain_no_secret():
     for path in INFRA.rglob("*.yaml"):
         for name, value in re.findall(r"(\w*(?:PASSWORD|SECRET|KEY)): (.+)", path.read_text()):
             assert value.startswith("${") or "ACCESS_KEY" in name, (path, name)
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_container_files_copy_what_is_there(name):
+def test_container_files_copy_existing_files(name):
     text = (INFRA / f"containers/{name}.Containerfile").read_text()
     sources = [
         source
@@ -196,13 +195,13 @@ def test_container_files_copy_what_is_there(name):
     installs = re.findall(r"pip install [^\\\n]*", text)
     assert len(installs) == 3
     assert all("--constraint constraints.txt" in install for install in installs)
-    # torch comes before anything that would ask for a range of it.
+    # torch is installed before packages that require a version range of it.
     assert re.search(r"\btorch\b", installs[0])
     assert "USER ray" in text
 
 
 def commands():
-    """Each command line in infra/: in comments, entry points and commands, made one line."""
+    """Return each command line in infra/, from comments, entry points and commands, as one line."""
     for path in [*sorted(INFRA.rglob("*.yaml")), INFRA / "README.md"]:
         text = re.sub(r"\n\s*(?:#\s*)?(?=--)", " ", path.read_text())
         for line in re.findall(r"(?<![\w/.:-])((?:attune|ray|mlflow) [a-z][^#`\n\"';]*)", text):
@@ -210,7 +209,7 @@ def commands():
 
 
 def options_of(program, words):
-    """What a real command line says of a command: it is there, and so are its options."""
+    """Check a command and its options against the help of the real program."""
     command = program
     while hasattr(command, "commands"):
         assert words[0] in command.commands, words
@@ -239,7 +238,7 @@ def test_commands_and_their_options_exist():
     assert options_of(attune, ["train", "x", "--wrkers", "2"]) == {"--wrkers"}
 
 
-def test_the_job_trains_what_can_be_trained():
+def test_the_job_trains_a_known_variant():
     words = shlex.split(read(MANIFESTS["RayJob"])["spec"]["entrypoint"])
     overrides = dict(word.split("=") for word in words if "=" in word)
     _, training = settings.configure(words[2], words[words.index("--preset") + 1], overrides)
@@ -247,7 +246,7 @@ def test_the_job_trains_what_can_be_trained():
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_deepspeed_takes_the_settings(scale):
+def test_deepspeed_accepts_the_settings(scale):
     from deepspeed.runtime.config import DeepSpeedConfig
 
     extra = engine.read_deepspeed_settings(scale)
@@ -275,7 +274,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_spread_and_offloaded_weights_learn_the_same(prepared):
+def test_sharded_and_offloaded_weights_give_the_same_losses(prepared):
     _, expected = trained(prepared, "plain")
     for scale, stage in (("one-gpu-offload", 2), ("many-nodes", 3)):
         run, actual = trained(prepared, scale, overrides={"deepspeed": scale})
@@ -299,7 +298,7 @@ def test_spread_and_offloaded_weights_learn_the_same(prepared):
         ('{"zero_optimization": {"stage": 2}}', "--zero 1, but deepspeed=.* says stage 2"),
     ],
 )
-def test_settings_that_deepspeed_would_not_take(content, message, home, prepared):
+def test_wrong_deepspeed_settings_are_errors(content, message, home, prepared):
     path = home / "mine.json"
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
@@ -307,7 +306,7 @@ def test_settings_that_deepspeed_would_not_take(content, message, home, prepared
 
 
 @pytest.mark.usefixtures("home")
-def test_settings_that_are_not_there(prepared):
+def test_missing_deepspeed_settings_are_errors(prepared):
     with pytest.raises(UsageError, match="did you mean 'many-nodes'"):
         setup.new_run("dummy", data=str(prepared), overrides={"deepspeed": "many-node"})
     with pytest.raises(UsageError, match="cannot be trained with --zero 3"):

@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: help, JSON, exit codes, errors."""
+"""The command line as a process: help, JSON, exit codes, errors."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def attune(*arguments, cwd, **environment):
     )
 
 
-def test_prepare_and_inspect_speak_json(tmp_path):
+def test_prepare_and_inspect_print_json(tmp_path):
     done = attune("data", "prepare", "--source", "bundled", "--out", "d", "--json", cwd=tmp_path)
     answer = json_output(done)
     assert set(answer) == {"out", "hash", "format", "splits", "rejected"}
@@ -52,7 +52,7 @@ def test_prepare_and_inspect_speak_json(tmp_path):
         (("data", "inspect", "d", "--samples", "x"), "'--samples'"),
     ],
 )
-def test_what_is_typed_wrong_is_exit_code_2_and_no_traceback(tmp_path, arguments, message):
+def test_wrong_arguments_exit_with_code_2_without_a_traceback(tmp_path, arguments, message):
     done = attune(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
@@ -60,7 +60,7 @@ def test_what_is_typed_wrong_is_exit_code_2_and_no_traceback(tmp_path, arguments
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bad_file_is_exit_code_1(tmp_path):
+def test_a_bad_file_exits_with_code_1(tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"id": 1}\n')
     command = ("data", "prepare", "--source", "mine.jsonl", "--out", "d", "--strict")
     done = attune(*command, cwd=tmp_path)
@@ -70,9 +70,9 @@ def test_a_bad_file_is_exit_code_1(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.jsonl"]
 
 
-def test_our_own_mistakes_keep_their_traceback_in_a_file(tmp_path):
+def test_unexpected_errors_write_their_traceback_to_a_file(tmp_path):
     attune("data", "prepare", "--source", "bundled", "--out", "d", cwd=tmp_path)
-    (tmp_path / "d" / "tokens.parquet").write_text("something that nobody foresaw")
+    (tmp_path / "d" / "tokens.parquet").write_text("not a Parquet file")
     done = attune("data", "inspect", "d", cwd=tmp_path, ATTUNE_HOME=str(tmp_path / "home"))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -81,15 +81,15 @@ def test_our_own_mistakes_keep_their_traceback_in_a_file(tmp_path):
     assert "Traceback" in log.read_text()
 
 
-def test_names_are_printed_as_they_are(tmp_path):
-    """Rich takes [brackets] for markup: not in what users type."""
+def test_names_with_brackets_are_printed_unchanged(tmp_path):
+    """Rich interprets [brackets] as markup, which must not happen to user input."""
     command = ("data", "prepare", "--source", "bundled", "--out", "a[/b]", "--json")
     done = attune(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "a[/b]" in done.stderr
 
 
-def test_a_home_that_is_a_file(tmp_path):
+def test_a_home_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "home").write_text("")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "manifest.json").write_text("[]")
@@ -101,8 +101,8 @@ def test_a_home_that_is_a_file(tmp_path):
     assert "set ATTUNE_HOME" in sick.stdout
 
 
-def test_being_stopped_leaves_nothing_behind(tmp_path):
-    """SIGTERM is how clusters end jobs; Ctrl-C is how people do."""
+def test_a_stopped_command_removes_its_partial_output(tmp_path):
+    """Clusters end jobs with SIGTERM, people with Ctrl-C."""
     conversation = {"utterances": [{"role": r, "text": "x"} for r in ("speaker", "listener")]}
     lines = [json.dumps({"id": n, **conversation}) for n in range(300_000)]
     (tmp_path / "large.jsonl").write_text("\n".join(lines))
@@ -114,7 +114,7 @@ def test_being_stopped_leaves_nothing_behind(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
         )
-        while not list(tmp_path.glob(".d-*")):  # until it is at work
+        while not list(tmp_path.glob(".d-*")):  # until it has started to write
             assert process.poll() is None
         process.send_signal(sign)
         _, error = process.communicate(timeout=60)
@@ -159,9 +159,9 @@ def test_doctor(tmp_path):
     assert str(tmp_path) in checks["disk"]["found"]
 
 
-def test_doctor_says_what_to_fix(tmp_path):
+def test_doctor_prints_fixes(tmp_path):
     (tmp_path / "mlflow.db").write_text("not a database at all, but long enough to be looked at")
-    # No compiler on this PATH; the cluster is looked for with the interpreter itself.
+    # There is no compiler on this PATH; the cluster is checked with the interpreter itself.
     environment = {"ATTUNE_HOME": str(tmp_path), "PATH": str(tmp_path), "CXX": ""}
     done = attune("doctor", "--json", cwd=tmp_path, **environment)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""`attune variants`, `runs` and `respond`, as people and scripts meet them."""
+"""`attune variants`, `runs` and `respond`: output, JSON and errors."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ def test_variants(call):
     assert "learning_rate" in spaces["optimizer"]
 
 
-def test_an_ablation_names_what_it_is_of(call, monkeypatch):
+def test_an_ablation_names_its_variant(call, monkeypatch):
     from attune.models.dummy import Dummy
 
     monkeypatch.setattr(Dummy, "ablations", {"dummy-narrow": {"width": 2}})
@@ -58,7 +58,7 @@ def test_an_ablation_names_what_it_is_of(call, monkeypatch):
     assert set(width["presets"].values()) == {2}
 
 
-def test_settings_of_a_variant_carry_their_help(call):
+def test_settings_of_a_variant_have_their_help(call):
     done = call("variants", "multi-trs", "--json")
     settings = {one["name"]: one for one in json_output(done)["variants"][0]["settings"]}
     assert settings["emotion_weight"]["help"].startswith("Weight of the emotion's cross-entropy")
@@ -189,7 +189,7 @@ def test_respond_refuses(call, arguments, message):
 
 
 @pytest.mark.usefixtures("home")
-def test_runs_passes_over_a_damaged_one_and_says_so(call):
+def test_runs_skips_a_damaged_run_with_a_message(call):
     path = find_run("first").folder / RUN_RECORD
     path.write_text("{")
     done = call("runs", "--json")
@@ -210,7 +210,7 @@ def test_find_data(tmp_path, monkeypatch, prepared):
         find_data("bundeld")
 
 
-def test_changes():
+def test_parse_overrides():
     assert options.parse_overrides(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
     assert options.parse_overrides(None) == {}
     for text in ("a", "=1", ""):
@@ -219,7 +219,7 @@ def test_changes():
 
 
 def test_help_names_every_setting_of_decoding(tmp_path):
-    """It is written by hand, since asking the class would import torch."""
+    """The help text lists them by hand, because reading the class would import torch."""
     keys = {field.name for field in dataclasses.fields(Decoding)} - {"method"}
     for command in ("respond", "evaluate"):
         done = attune(command, "--help", cwd=tmp_path, COLUMNS="200")
@@ -227,7 +227,7 @@ def test_help_names_every_setting_of_decoding(tmp_path):
         assert "Examples" in done.stdout
 
 
-def test_help_is_fast_because_it_imports_nothing_heavy():
+def test_help_imports_no_heavy_library():
     code = (
         "import attune.jobs.cli, sys; print({'torch', 'mlflow', 'nltk', 'ray'} & set(sys.modules))"
     )
@@ -238,7 +238,7 @@ def test_help_is_fast_because_it_imports_nothing_heavy():
 @pytest.mark.parametrize("command", [("train", "dummy"), ("tune", "dummy", "--space", "optimizer")])
 @pytest.mark.parametrize("minutes", ["0", "-1", "0.0", "nan"])
 @pytest.mark.usefixtures("home")
-def test_no_minutes_are_not_unlimited_minutes(call, command, minutes):
+def test_zero_minutes_are_an_error(call, command, minutes):
     message = error_of(call(*command, "--max-minutes", minutes))
     assert "expected a number above 0" in message
     assert "leave it out for no limit" in message
@@ -249,5 +249,5 @@ def test_no_minutes_are_not_unlimited_minutes(call, command, minutes):
 )
 @pytest.mark.parametrize("steps", ["0", "-1"])
 @pytest.mark.usefixtures("home")
-def test_no_steps_are_not_unlimited_steps(call, command, steps):
+def test_zero_steps_are_an_error(call, command, steps):
     assert "--max-steps" in error_of(call(*command, "--max-steps", steps))

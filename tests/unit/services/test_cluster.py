@@ -24,7 +24,7 @@ from attune.platform.training import driver
         ([2], 4, 1, 1, 1),  # too many workers is for Ray to say
     ],
 )
-def test_everyone_gets_as_much_as_all_can_have(machines, workers, runs, at_once, cores):
+def test_cores_are_shared_equally(machines, workers, runs, at_once, cores):
     assert _share_cores(machines, workers, runs) == (at_once, cores)
 
 
@@ -32,12 +32,12 @@ def test_everyone_gets_as_much_as_all_can_have(machines, workers, runs, at_once,
     ("machines", "workers", "runs", "asked", "at_once"),
     [([8], 1, 3, 2, 3), ([8], 2, 3, 2, 2), ([2], 1, 2, 4, 1), ([4, 4], 1, 9, 3, 2)],
 )
-def test_cores_that_were_asked_for(machines, workers, runs, asked, at_once):
+def test_requested_cores_are_used(machines, workers, runs, asked, at_once):
     assert _share_cores(machines, workers, runs, asked) == (at_once, asked)
 
 
-def test_a_job_server_is_no_head(monkeypatch):
-    """RAY_ADDRESS may name either; Ray itself joins a head only."""
+def test_the_address_of_a_job_server_is_an_error(monkeypatch):
+    """RAY_ADDRESS may be the address of a job server or of a head; Ray joins a head only."""
     part = stack.Part(name=stack.RAY, pid=1, started=0, mark="", port=8265, ports={"head": 6000})
     monkeypatch.setattr(stack, "running", lambda _: part)
     assert cluster._head("http://localhost:8265") == "127.0.0.1:6000"

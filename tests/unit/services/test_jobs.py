@@ -1,4 +1,4 @@
-"""Jobs without a cluster: what is typed, what is shipped, what a run knows of its job."""
+"""Jobs without a cluster: arguments, uploads, and the job in the record of its run."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def home(tmp_path, monkeypatch):
         ({"CPU": 2.0}, {"CPU": 2.0}, "2 CPUs: 2 of 2 free"),  # on two machines, say
     ],
 )
-def test_what_a_job_waits_for(wanted, free, expected):
+def test_describe_shortage(wanted, free, expected):
     assert describe_shortage(wanted, free, {"CPU": 2.0}) == expected
 
 
@@ -77,7 +77,7 @@ def parsed():
     return lambda command: parse_command(group, command)
 
 
-def test_a_run_or_sweep_has_its_name_before_it_begins(home, parsed):
+def test_a_run_or_sweep_is_named_when_it_is_submitted(home, parsed):
     train = ["train", "dummy", "--max-steps", "2"]
     for number in (1, 2):  # the second is submitted before the first has begun
         expected = [*train, "--name", f"dummy-bundled-{number}"]
@@ -98,7 +98,7 @@ def test_a_run_or_sweep_has_its_name_before_it_begins(home, parsed):
     assert _find_option(["train", "--name=mine"], "--name") == "mine"
 
 
-def test_data_is_shipped_by_what_it_holds_and_kept(tmp_path, home, monkeypatch):
+def test_uploads_are_stored_by_their_contents(tmp_path, home, monkeypatch):
     folder, file = tmp_path / "mine", tmp_path / "words.txt"
     folder.mkdir()
     (folder / "a.txt").write_text("a")
@@ -123,7 +123,7 @@ def test_data_is_shipped_by_what_it_holds_and_kept(tmp_path, home, monkeypatch):
         jobs.pack([folder], tmp_path / "large", "x")
 
 
-def test_the_server_that_is_meant(home, monkeypatch):
+def test_the_address_of_the_server(home, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert jobs.resolve_address(None) == jobs.JOB_SERVER
     monkeypatch.setenv("RAY_ADDRESS", "http://head:1")
@@ -133,14 +133,14 @@ def test_the_server_that_is_meant(home, monkeypatch):
 
 
 class Client:
-    """A job server that keeps what it is sent."""
+    """A job server that records its requests."""
 
     def submit_job(self, **sent):
         self.sent = sent
 
 
-def test_a_job_knows_its_commit_and_how_to_go_on(home, monkeypatch):
-    """Its code comes as a wheel, which has no history to ask."""
+def test_a_job_has_its_commit_and_the_command_to_resume(home, monkeypatch):
+    """The code of a job is a wheel without a Git history."""
     monkeypatch.setattr(jobs.wheel, "build", lambda folder: folder / "attune.whl")
     cluster = object.__new__(jobs.Jobs)
     cluster.address, cluster.client = "http://head:8265", Client()

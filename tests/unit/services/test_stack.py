@@ -1,4 +1,4 @@
-"""Starting and stopping the parts of the local stack, with small servers in their places."""
+"""Starting and stopping the parts of the local stack, replaced by small servers."""
 
 import json
 import os
@@ -25,7 +25,7 @@ DEAD = "print('no room in here'); raise SystemExit(1)"
 
 @pytest.fixture
 def ports(tmp_path, monkeypatch):
-    """A home with servers for Ray and MLflow; the page is left out."""
+    """Replace Ray and MLflow by small servers, and leave the page out; return their ports."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(stack, "PARTS", (stack.RAY, stack.MLFLOW))
     monkeypatch.setattr(stack_processes, "ray_command", lambda port, *_: command(SERVER, port))
@@ -40,7 +40,7 @@ def command(code, port):
     return [sys.executable, "-c", code, str(port)]
 
 
-def test_starting_twice_is_harmless_and_what_died_is_started_again(ports):
+def test_starting_twice_changes_nothing_and_restarts_dead_parts(ports):
     first = stack.up(ports)
     assert all(part.problem() == "" for part in first.values())
     assert stack.up({}) == first == stack.running_parts()
@@ -55,7 +55,7 @@ def test_starting_twice_is_harmless_and_what_died_is_started_again(ports):
     assert first[stack.RAY].processes() == []  # what the dead one had started is gone, too
 
 
-def test_exactly_what_was_started_is_stopped(ports):
+def test_down_stops_exactly_the_started_processes(ports):
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     parts = stack.up(ports)
     ours = [process for part in parts.values() for process in part.processes()]
@@ -69,7 +69,7 @@ def test_exactly_what_was_started_is_stopped(ports):
     stranger.wait()
 
 
-def test_a_process_that_got_the_same_number_is_let_live(ports):
+def test_another_process_with_the_same_pid_is_not_stopped(ports):
     part = stack.up(ports)[stack.RAY]
     stack.down()
     other = {**vars(part), "pid": os.getpid()}
@@ -79,7 +79,7 @@ def test_a_process_that_got_the_same_number_is_let_live(ports):
     stack.down()  # and this test is still there to tell
 
 
-def test_what_does_not_come_up_takes_the_rest_down_and_shows_its_log(ports, monkeypatch):
+def test_a_part_that_fails_to_start_stops_the_others_and_shows_its_log(ports, monkeypatch):
     monkeypatch.setattr(stack_processes, "mlflow_command", lambda port, *_: command(DEAD, port))
     started = []
     start_part = stack._start_part
@@ -96,7 +96,7 @@ def test_what_does_not_come_up_takes_the_rest_down_and_shows_its_log(ports, monk
     assert stack.running_parts() == {}
 
 
-def test_a_port_in_use_is_named_with_its_holder_and_the_option(ports):
+def test_a_port_in_use_is_reported_with_its_process_and_the_option(ports):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -108,7 +108,7 @@ def test_a_port_in_use_is_named_with_its_holder_and_the_option(ports):
     assert stack.running_parts() == {}
 
 
-def test_what_runs_cannot_be_asked_to_be_another(ports):
+def test_options_of_a_running_part_cannot_change(ports):
     stack.up(ports)
     with pytest.raises(UsageError, match="ray already runs at port"):
         stack.up({stack.RAY: 1})
@@ -116,7 +116,7 @@ def test_what_runs_cannot_be_asked_to_be_another(ports):
         stack.up({}, password=True)
 
 
-def test_secrets_are_for_their_owner_and_stay(ports):
+def test_secrets_are_readable_by_their_owner_only_and_persist(ports):
     stack.up(ports, password=True)
     kept = {path: path.read_text() for path in (stack.token_file(), stack.password_file())}
     for path, text in kept.items():
@@ -127,7 +127,7 @@ def test_secrets_are_for_their_owner_and_stay(ports):
     assert kept[stack.token_file()] == stack.token_file().read_text()
 
 
-def test_only_its_own_address_is_the_stacks(ports):
+def test_is_stack(ports):
     part = stack.up(ports)[stack.RAY]
     assert stack.is_stack(part.address)
     assert stack.is_stack(part.address.replace("127.0.0.1", "localhost"))
@@ -136,7 +136,7 @@ def test_only_its_own_address_is_the_stacks(ports):
         assert not stack.is_stack(other)
 
 
-def test_damaged_state_is_named(ports):
+def test_a_damaged_state_file_is_reported(ports):
     (stack.folder()).mkdir(exist_ok=True)
     (stack.folder() / "stack.json").write_text("{")
     with pytest.raises(UsageError, match=r"stack\.json is damaged"):

@@ -76,7 +76,7 @@ def test_classifiers_and_unknown_variants_are_not_listed(add_run, monkeypatch):
         RunCatalog([classifier])
 
 
-def test_a_model_is_loaded_once_until_it_changes(add_run):
+def test_a_model_is_loaded_again_only_after_it_changed(add_run):
     run = add_run("mine")
     weights = run.model / MODEL_WEIGHTS
     weights.touch()
@@ -125,7 +125,7 @@ def test_examples_are_drawn_from_the_runs_own_test_split(add_run, tmp_path, test
     assert len(set(examples.draw(None, 0, 40))) == 40  # more than there are emotions
 
 
-def test_no_text_is_markup(add_run):
+def test_text_is_escaped(add_run):
     run = add_run("mine")
     evil = "<img src=x onerror=alert(1)>"
     answer = Answer(text=evil, seconds=1.0, explanation=Explanation(emotion={evil: 1.0}))
@@ -139,7 +139,7 @@ def test_no_text_is_markup(add_run):
         assert "&lt;img" in page
 
 
-def test_the_five_likeliest_emotions_are_shown():
+def test_the_five_most_probable_emotions_are_shown():
     shares = {"a": 0.05, "b": 0.5, "c": 0.1, "d": 0.2, "e": 0.1, "f": 0.05}
     shown = markup.reasons(Explanation(emotion=shares))
     assert [shown.find(f">{name}<") > 0 for name in "abcdef"] == [True] * 5 + [False]
@@ -314,8 +314,8 @@ def test_errors_are_shown_in_the_pane(add_run, build_tab, caplog):
     assert "Traceback" in caplog.text
 
 
-def test_an_answer_can_be_followed_from_any_thread(build, tmp_path):
-    """Gradio asks for each token from another thread, and whether torch records is the thread's."""
+def test_an_answer_can_be_streamed_from_any_thread(build, tmp_path):
+    """Gradio requests each token from another thread; torch's grad mode is set per thread."""
     save_model(build("multi-trs"), tmp_path / "model")
     responder = Responder(tmp_path / "model")
     recorded = []
