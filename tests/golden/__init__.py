@@ -1,6 +1,6 @@
 """Golden behaviour: what every variant computed when it was recorded, compared after each change.
 
-corpus/         64 conversations as text, with everything that any variant reads (see `preparation.py`)
+corpus/         64 conversations as text, with all that variants read (see `preparation.py`)
 behaviour/      by variant: loss terms and gradient norms of three steps of each stage, and answers
 commands/       by stage structure: what `attune train` logged and validated
 

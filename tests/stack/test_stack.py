@@ -30,7 +30,7 @@ ERROR = "nonsense"  # part of the error message
 
 @pytest.fixture(scope="module", autouse=True)
 def up(prepared, tmp_path_factory):
-    """Start the stack in its own home with a password for MLflow; yield what `attune up` printed."""
+    """Start the stack in a new home with a password for MLflow; yield what `attune up` prints."""
     home = tmp_path_factory.mktemp("home")
     (home / "data").mkdir()
     (home / "data" / "bundled").symlink_to(prepared)

@@ -42,7 +42,7 @@ def schemas():
 
 
 def strict(schema):
-    """Return a custom resource's schema in which unknown keys, which Kubernetes drops, are errors."""
+    """Return a custom resource's schema with unknown keys as errors; Kubernetes drops them."""
     if isinstance(schema, list):
         return [strict(part) for part in schema]
     if not isinstance(schema, dict):
