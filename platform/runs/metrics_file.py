@@ -97,9 +97,10 @@ def load_metrics(path: Path, report: Callable[[str], None]) -> list[dict[str, An
             parsed.append(_parse_line(line))
         except ValueError:
             if number < len(lines):
+                text = line[:60].decode(errors="replace")
                 raise DataError(
                     f"{path}, line {number}: expected a JSON object with step, time and metrics, "
-                    f"got {line[:60]!r}; delete the line and resume: its metrics are restored from "
+                    f"got '{text}'; delete the line and resume: its metrics are restored from "
                     f"MLflow if they were sent"
                 ) from None
             report(f"{path}, line {number}: dropped the last line, which is truncated")

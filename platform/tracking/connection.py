@@ -12,6 +12,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
+from attune.platform.core.disk import is_disk_full
 from attune.platform.core.errors import UsageError
 from attune.platform.core.home import home
 from attune.platform.runs.record import Run
@@ -64,7 +65,9 @@ def explain_failures(uri: str) -> Iterator[None]:
         yield
     except FAILURES as error:
         fix = (
-            f"start the tracking server, or unset {ADDRESS} to use the local store"
+            "free some space on the disk"
+            if is_disk_full(error, home())
+            else f"start the tracking server, or unset {ADDRESS} to use the local store"
             if uri.startswith(("http:", "https:"))
             else "repair the file or move it away"
             if uri.startswith("sqlite:")

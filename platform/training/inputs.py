@@ -31,7 +31,11 @@ def check_inputs(run: Run) -> None:
         path, copy = run.folder / name, run.model / name
         if path.is_file() and checksum(path) == value:
             continue
-        problem = "has changed since the run was started" if path.is_file() else "is missing"
+        problem = (
+            "has changed since the run was started, or is damaged"
+            if path.is_file()
+            else "is missing"
+        )
         is_intact = copy.is_file() and checksum(copy) == value
         fix = f"restore it with 'cp {copy} {path}'" if is_intact else "start a new run"
         raise DataError(f"{path} {problem}: {fix}")

@@ -1,6 +1,7 @@
 """Logging to MLflow, in a real store; an unreachable one is simulated in its client."""
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -443,3 +444,10 @@ def test_overloaded_server_is_asked_once(new_run, prepared, monkeypatch):
     assert len(asked) == 1
     for name in environment.SHORT_TIMEOUTS:
         assert os.environ[name] == environment.DEFAULTS[name]
+
+
+def test_a_full_disk_is_no_damage_of_the_store(home):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    explained = connection.explain_failures(f"sqlite:///{home}")
+    with pytest.raises(UsageError, match="free some space"), explained:
+        raise full
