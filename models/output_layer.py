@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attune.models.layers import WordEmbedding
+from attune.models.precision import uses_bf16
 
 CACHE_LINE_FLOATS = 16
 """Floats in a cache line."""
@@ -75,7 +76,8 @@ class OutputLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return the sum of the cross-entropies, each multiplied by its weight (N,), and each
         token's unweighted cross-entropy (N,), which has no gradient."""
-        reduced = self.reduce(hidden).to(self.weight.dtype)  # narrower where autocast is on
+        product_dtype = torch.bfloat16 if uses_bf16(hidden) else self.weight.dtype
+        reduced = self.reduce(hidden).to(product_dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             total, token_losses = _ChunkedCrossEntropy.apply(
                 reduced, self.weight, self.bias, targets, smoothing, weights,
@@ -92,6 +94,9 @@ class OutputLayer(nn.Module):
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Linear layer, softmax and cross-entropy in one, a chunk of rows at a time.
+
+    The matrix products are computed in the number format of the hidden states, the softmax and the
+    gradients of weight and bias in fp32.
 
     The gradient is computed in place of the logits in the forward pass, so that the largest tensor
     is one chunk and nothing is computed twice. After the product that makes it, that tensor is
@@ -119,33 +124,35 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # one are written 1.5 times as fast.
         columns = math.ceil((width + 1) / CACHE_LINE_FLOATS) * CACHE_LINE_FLOATS
         grads = weight.new_empty(num_tokens, columns)
+        factor, offset = weight.to(hidden.dtype), bias.to(hidden.dtype)
         for rows in _chunks(len(hidden), num_tokens):
             states, target = hidden[rows], targets[rows, None]
             count = len(states)
-            logits = _linear(F.pad(states, (0, 0, 0, 1)), weight, bias)
+            logits = _linear(F.pad(states, (0, 0, 0, 1)), factor, offset).float()
             target_logits = logits[:count].gather(1, target)
             probs = torch.softmax(logits, dim=1, out=logits)
             target_probs = probs[:count].gather(1, target)
             probs[:count].scatter_add_(1, target, torch.full_like(target_logits, smoothing - 1))
             probs[count] = -smoothing / num_tokens
-            back = _linear(probs, weight.t())
+            probs = probs.to(hidden.dtype)
+            back = _linear(probs, factor.t()).float()
             extended = F.pad(states, (0, columns - width))  # a hidden state, 1 for the bias, zeros
             extended[:, width] = 1
             grad_states = back[:count] + back[count]
             if weights is not None:  # a row's gradient is a factor of either product
                 extended, grad_states = (
-                    each * weights[rows, None] for each in (extended, grad_states)
+                    (each * weights[rows, None]).to(each.dtype) for each in (extended, grad_states)
                 )
             grad_hidden[rows] = grad_states
             extended = torch.cat([extended, extended.sum(dim=0, keepdim=True)])
-            grads.addmm_(probs.t(), extended, beta=float(rows.start > 0))
+            grads = _add_product_(grads, probs.t(), extended, is_first=rows.start == 0)
             # A probability below the smallest float counts as that: the loss is at most 87, the
             # gradient is exact.
             tiny = torch.finfo(target_probs.dtype).tiny
             loss = smoothing * target_logits - target_probs.clamp(min=tiny).log()
             if smoothing:
                 sums = (back[count] * (-num_tokens / smoothing))[:, None]  # of the weight's columns
-                loss -= smoothing * (states @ sums + bias.sum()) / num_tokens
+                loss -= smoothing * (states.float() @ sums + bias.sum()) / num_tokens
             losses[rows] = loss.squeeze(1)
         if not len(targets):
             grads.zero_()
@@ -202,6 +209,18 @@ def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(rows, weight, bias)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return product
+
+
+def _add_product_(total: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> Tensor:
+    """Return the total plus a matrix product; the first product replaces the total.
+
+    A single product keeps its number format, because a conversion takes as long as half the
+    product; sums are in fp32.
+    """
+    if left.dtype == torch.float32:
+        return total.addmm_(left, right, beta=float(not is_first))
+    product = left @ right
+    return product if is_first else total.float().add_(product)
 
 
 def _uses_one_dnn(rows: Tensor) -> bool:

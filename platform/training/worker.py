@@ -12,7 +12,7 @@ import ray.train
 import ray.train.torch
 import torch
 
-from attune.platform.core.allocator import keep_freed_memory
+from attune.platform.core.allocator import keep_freed_memory, limit_kernel_cache
 from attune.platform.core.disk import explain_full_disk
 from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.logging import JOB
@@ -80,6 +80,7 @@ def train(
     """Train a run as one of its workers; return False if it was stopped before its end."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     keep_freed_memory()
+    limit_kernel_cache()
     engine.init_deepspeed()
     gc.unfreeze()  # a process may train one run after another
     model = setup.build_run_model(run)
