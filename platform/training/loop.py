@@ -293,10 +293,11 @@ class Training:
     def _time_steps(self, stage: Stage, state: TrainState) -> TrainState:
         """Return the state with the speed of the stage's steps so far."""
         seconds = float(self.group.mean(torch.tensor(state.seconds / state.step)))
-        self._log_message(f"{stage.name}: {seconds:.3f} s a step at first")
         state = dataclasses.replace(
             state, seconds_per_step={**state.seconds_per_step, stage.name: seconds}
         )
+        steps = self.stage_steps(state.stage, state)
+        self._log_message(f"{stage.name}: {steps:,} steps planned, at {seconds:.3f} s per step")
         if self.group.is_first:
             self._write_plan(state)
         return state
