@@ -1,11 +1,13 @@
-"""The format version of records (JSON files that Attune writes and reads again)."""
+"""Records: JSON files with a format version that Attune writes and reads again."""
 
+import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attune.platform.core.errors import UsageError
+from attune.platform.core.errors import DataError, UsageError
 
 FORMAT_KEY = "format"
 
@@ -14,6 +16,26 @@ _reported: set[str] = set()
 
 class FormatVersionError(UsageError):
     """A record was written in another format version than the one that this code reads."""
+
+
+def write_record(path: Path, version: int, fields: Mapping[str, Any]) -> None:
+    """Write a record atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(json.dumps({FORMAT_KEY: version, **fields}, indent=2) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def read_record(path: Path, version: int, fix: str) -> dict[str, Any]:
+    """Return the fields of a record; `fix` says what to do about one of another version."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is damaged: expected a JSON object, got {content!r:.60}")
+    check_format(path, content, version, fix)
+    return {key: value for key, value in content.items() if key != FORMAT_KEY}
 
 
 def check_format(path: Path, content: Mapping[str, Any], supported: int, fix: str) -> None:

@@ -22,10 +22,10 @@ from typing import Any, Literal
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.core.home import home
 from attune.platform.core.records import (
-    FORMAT_KEY,
     FormatVersionError,
-    check_format,
+    read_record,
     report_skipped,
+    write_record,
 )
 
 RUN_RECORD, METRICS_FILE, STOP_FILE = "run.json", "metrics.jsonl", "stop"
@@ -123,12 +123,8 @@ class Run:
 
     def write(self) -> None:
         """Write run.json atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k != "folder"}
-        content = {FORMAT_KEY: RUN_FORMAT, **fields}
-        new = self.folder / f"{RUN_RECORD}.{os.getpid()}"
-        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        new.replace(self.folder / RUN_RECORD)
+        write_record(self.folder / RUN_RECORD, RUN_FORMAT, fields)
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
@@ -145,16 +141,11 @@ def read_run(folder: Path) -> Run:
     """Read the run in a folder."""
     path = folder / RUN_RECORD
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            check_format(path, content, RUN_FORMAT, "train the run again")
-            content.pop(FORMAT_KEY)
-        return Run(folder=folder.absolute(), **content)
+        fields = read_record(path, RUN_FORMAT, "train the run again")
+        return Run(folder=folder.absolute(), **fields)
     except FileNotFoundError:
         raise UsageError(f"'{folder}' is not a run ({RUN_RECORD} is missing)") from None
-    except FormatVersionError:
-        raise
-    except (ValueError, TypeError) as error:
+    except TypeError as error:
         raise DataError(f"{path} is damaged: {error}") from error
 
 

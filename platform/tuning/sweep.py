@@ -11,9 +11,7 @@ A trial is an ordinary run (`runs/record.py`), or one for each seed, named after
 
 import dataclasses
 import itertools
-import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -27,10 +25,10 @@ from attune.models.base import DialogueVariant, Variant
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
 from attune.platform.core.home import home
 from attune.platform.core.records import (
-    FORMAT_KEY,
     FormatVersionError,
-    check_format,
+    read_record,
     report_skipped,
+    write_record,
 )
 from attune.platform.core.settings import find_variant
 from attune.platform.runs.lock import hold_lock, is_locked
@@ -148,12 +146,9 @@ class Sweep:
 
     def write(self) -> None:
         """Write sweep.json atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         names = [each.name for each in dataclasses.fields(self) if each.name != "folder"]
-        content = {FORMAT_KEY: SWEEP_FORMAT} | {name: getattr(self, name) for name in names}
-        new = self.folder / f".{RECORD}.{os.getpid()}"
-        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        new.replace(self.folder / RECORD)
+        fields = {name: getattr(self, name) for name in names}
+        write_record(self.folder / RECORD, SWEEP_FORMAT, fields)
 
     def lock(self) -> AbstractContextManager[None]:
         """Hold the sweep's lock, so that no other process runs it."""
@@ -413,14 +408,9 @@ def read_sweep(folder: Path) -> Sweep:
     """Read the sweep in a folder."""
     path = folder / RECORD
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            check_format(path, content, SWEEP_FORMAT, "start the sweep again")
-            content.pop(FORMAT_KEY)
-        return Sweep(**{**content, "folder": folder, "metrics": tuple(content["metrics"])})
-    except FormatVersionError:
-        raise
-    except (ValueError, TypeError, KeyError) as error:
+        fields = read_record(path, SWEEP_FORMAT, "start the sweep again")
+        return Sweep(**{**fields, "folder": folder, "metrics": tuple(fields["metrics"])})
+    except (TypeError, KeyError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
 
 

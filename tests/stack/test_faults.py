@@ -43,18 +43,15 @@ def fit_until(step):
 
 
 @pytest.fixture(scope="module")
-def stopped_home(prepared, tmp_path_factory):
+def stopped_home(home_with_data):
     """A home with a run that was stopped at step 5, tracked in MLflow."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "data").mkdir()
-    (home / "data" / "bundled").symlink_to(prepared)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("ATTUNE_HOME", str(home))
+        patched.setenv("ATTUNE_HOME", str(home_with_data))
         replace_cluster(patched, STOP_AT)
         patched.setattr("sys.argv", ["attune", "train", "dummy", *SETTINGS, "--name", "mine"])
         with pytest.raises(SystemExit, match="130"):
             cli.main()
-    return home
+    return home_with_data
 
 
 def replace_cluster(patched, stop_at):

@@ -29,13 +29,10 @@ ERROR = "nonsense"  # part of the error message
 
 
 @pytest.fixture(scope="module", autouse=True)
-def up(prepared, tmp_path_factory):
+def up(home_with_data):
     """Start the stack in a new home with a password for MLflow; yield what `attune up` prints."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "data").mkdir()
-    (home / "data" / "bundled").symlink_to(prepared)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("ATTUNE_HOME", str(home))
+        patched.setenv("ATTUNE_HOME", str(home_with_data))
         patched.setenv("RAY_metrics_report_interval_ms", "500")
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
             patched.delenv(name, raising=False)

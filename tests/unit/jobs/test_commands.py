@@ -64,7 +64,9 @@ def test_settings_of_a_variant_have_their_help(call):
     assert settings["emotion_weight"]["help"].startswith("Weight of the emotion's cross-entropy")
     assert settings["width"]["help"].startswith("Width of embeddings")  # inherited
     assert settings["width"]["help"].endswith("(from 1 to 65,536)")
-    assert settings["width"]["presets"] == {"tiny": 32, "small": 128, "paper": 300}
+    assert settings["width"]["presets"] == {
+        "tiny": 32, "small": 128, "compact": 256, "paper": 300,
+    }  # fmt: skip
     assert settings["learning_rate"]["of"] == "training"
     assert "Weight of the emotion's" in done.stderr
     assert "did you mean 'multi-trs'" in error_of(call("variants", "multi-tsr"))
@@ -164,7 +166,7 @@ def test_respond_uses_the_decoding_options(call):
         (("second",), "--context"),
         (("second", "--context", "x", "--decode", "gredy"), "did you mean 'greedy'"),
         (("second", "--context", "x", "--set", "beam=3"), "did you mean 'beams'"),
-        (("second", "--context", "x", "--set", "beams"), "--set beams: write it as KEY=VALUE"),
+        (("second", "--context", "x", "--set", "beams"), "--set beams: expected KEY=VALUE"),
         (
             ("second", "--context", "x", "--set", "beams=many"),
             "beams: expected an integer, got 'many'",

@@ -80,7 +80,7 @@ def test_controls_are_checked_and_used(call):
     for inputs, message in (
         ("stochasticity=maybe", "unknown value of stochasticity 'maybe'"),
         ("stochastic=on", "did you mean 'stochasticity'"),
-        ("on", "--control on: write it as KEY=VALUE"),
+        ("on", "--control on: expected KEY=VALUE"),
     ):
         assert message in error_of(call(*ask, "--control", inputs))
     wrong = call("respond", "with", "second", "--context", "Hi.", "--control", "seed=1")
