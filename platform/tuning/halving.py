@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 REDUCTION_FACTOR = 3
-"""The share that is promoted is 1 of this many; the rungs are this factor apart."""
+"""One of this many trials is promoted; rungs are this factor apart."""
 MIN_COHORT = REDUCTION_FACTOR**3
 """The number of trials that must have reached a rung before one is promoted ahead of new trials.
 

@@ -125,7 +125,7 @@ def read_result(run: Run) -> dict[str, Any]:
 
 
 def combine_seeds(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of a trial: mean metrics, and the end of the seed with the worst one."""
+    """Return the outcome of a trial: the means of its seeds, and how the worst of them ended."""
     if len(outcomes) == 1:
         return outcomes[0]
     worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.ended))
