@@ -43,7 +43,7 @@ class SweepRecorder:
         return [trial for trial in progress if trial.waits]
 
     def ensure_tracked(self, first: Run) -> str | None:
-        """Return the id of the sweep's run in MLflow; a new one gets the tags of the `first` trial."""
+        """Return the id of the sweep's run in MLflow; a new one has the tags of `first`."""
         if self.sweep.run_id is None:
             sweep = self.sweep
             options = {key: value for key, value in sweep.asked.items() if value is not None}
