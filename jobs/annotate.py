@@ -1,18 +1,29 @@
 """`attune annotate`: add cause labels, or labels of utterances, to prepared data."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, progress_bar
 
+if TYPE_CHECKING:
+    from attune.platform.runs.record import Run
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Add to prepared data the labels that a trained annotator or classifier predicts.",
 )
+
+
+def _find_inputs(name: str, data: str, out: Path | None, suffix: str) -> "tuple[Run, Path, Path]":
+    """Return the run, the folder of the data, and the folder to write."""
+    from attune.platform.data.prepare import find_data
+
+    run, folder = options.find_trained_run(name), find_data(data)
+    return run, folder, out or folder.with_name(f"{folder.name}-{suffix}")
 
 
 @app.command("cause")
@@ -42,12 +53,9 @@ def cause_command(
     - `attune annotate cause cause-annotator@latest --data data/ed`
     - `attune annotate cause mine --data data/ed --out data/ed-strict --threshold 0.7`
     """
-    from attune.platform.data.prepare import find_data
     from attune.platform.enrichment.causes import CAUSE_THRESHOLD, annotate_causes, cause_shares
 
-    run = options.find_trained_run(name)
-    folder = find_data(data)
-    target = out or folder.with_name(f"{folder.name}-causes")
+    run, folder, target = _find_inputs(name, data, out, "causes")
     with progress_bar("samples", f"{run.name} annotates {folder.name}") as bar:
         manifest = annotate_causes(
             run,
@@ -98,13 +106,10 @@ def emotions_command(
     - `attune annotate emotions intent-classifier@latest --data data/os`
     - `attune annotate emotions mine --data data/ed --out data/ed-labelled --replace`
     """
-    from attune.platform.data.prepare import find_data
     from attune.platform.enrichment.filters import read_emotionality
     from attune.platform.enrichment.labels import label_utterances
 
-    run = options.find_trained_run(name)
-    folder = find_data(data)
-    target = out or folder.with_name(f"{folder.name}-emotions")
+    run, folder, target = _find_inputs(name, data, out, "emotions")
     with progress_bar("samples", f"{run.name} labels {folder.name}") as bar:
         manifest = label_utterances(
             run,

@@ -5,7 +5,6 @@ what models learn from them. The new folder has, besides the labels, the annotat
 so that a run can choose another threshold. Its manifest records the annotator and the threshold.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,24 +19,19 @@ from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import Threshold
 from attune.platform.data.conversations import CAUSE_STREAMS
 from attune.platform.data.dataset_folder import (
-    StreamWriter,
     check_not_source,
-    combine_hashes,
     find_existing,
-    hash_stream,
     publish_folder,
     read_manifest,
     read_samples,
-    write_manifest,
 )
-from attune.platform.data.files import ParquetWriter, read_parquet_chunks
-from attune.platform.data.samples import SAMPLES
+from attune.platform.data.files import read_parquet_chunks
 from attune.platform.enrichment.shards import (
     Shard,
     cut_stream,
     describe_model,
     equal_sizes,
-    read_results,
+    write_enriched,
 )
 from attune.platform.runs.model import Model, load_model, load_model_once
 from attune.platform.runs.record import Run
@@ -92,7 +86,7 @@ def annotate_shard(shard: Shard) -> int:
         marks = cause_probabilities(load_model_once(Path(shard.model)), annotatable)
     probabilities = annotatable.select("row").with_columns(marks)
     aligned = samples.select("row").join(probabilities, on="row", how="left", maintain_order="left")
-    return shard.write(aligned.select(MARKS))
+    return shard.write(aligned.select(MARKS, stream=pl.lit(shard.stream)))
 
 
 def _has_emotion_and_context() -> pl.Expr:
@@ -132,7 +126,9 @@ def annotate_causes(
             for stream, count in counts.items()
         }
         run_file_tasks(annotate_shard, [s for part in shards.values() for s in part], progress)
-        return publish_folder(out, partial(_write_annotated, data, manifest, shards, provenance))
+        results = (CAUSES_FILE, PROBABILITIES_SCHEMA)
+        join, record = partial(_add_causes, threshold), {CAUSES_KEY: provenance}
+        return publish_folder(out, partial(write_enriched, data, shards, join, results, record))
 
 
 def _check_can_annotate(
@@ -156,31 +152,9 @@ def _check_can_annotate(
         raise UsageError(f"'{data}': no sample has an emotion whose cause could be annotated")
 
 
-def _write_annotated(
-    data: Path,
-    manifest: Mapping[str, Any],
-    shards: Mapping[str, Sequence[Shard]],
-    provenance: dict[str, Any],
-    folder: Path,
-) -> dict[str, Any]:
-    """Write the folder with the results of the shards and return its manifest."""
-    new_files = {CAUSES_FILE, *(f"{stream}.parquet" for stream in shards)}
-    for name in set(manifest["contents"]) - new_files:
-        shutil.copyfile(data / name, folder / name)
-    hashes = {
-        stream: hash_stream(data, stream) for stream in manifest["splits"] if stream not in shards
-    }
-    with ParquetWriter(folder / CAUSES_FILE, PROBABILITIES_SCHEMA) as probabilities:
-        for stream, parts in shards.items():
-            with StreamWriter(folder / f"{stream}.parquet", SAMPLES) as writer:
-                for shard, marks in read_results(parts):
-                    probabilities.write(marks.with_columns(stream=pl.lit(stream)))
-                    labels = _above_threshold(marks[MARKS], provenance["threshold"])
-                    writer.write(shard.read().with_columns(labels))
-            hashes[stream] = writer.hash
-    return write_manifest(
-        folder, {**manifest, "hash": combine_hashes(hashes), CAUSES_KEY: provenance}
-    )
+def _add_causes(threshold: float, samples: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+    """Return samples with the cause labels of an annotator's probabilities."""
+    return samples.with_columns(_above_threshold(results[MARKS], threshold))
 
 
 def _above_threshold(marks: pl.Series, threshold: float) -> pl.Series:

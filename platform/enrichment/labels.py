@@ -9,7 +9,6 @@ Each utterance is labelled once, however many contexts contain it. Shards consis
 conversations, and memory does not grow with the corpus.
 """
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,16 +22,12 @@ from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import labels_utterances, variants_where
 from attune.platform.data.conversations import SPLITS, whole_conversations
 from attune.platform.data.dataset_folder import (
-    StreamWriter,
     check_not_source,
-    combine_hashes,
     find_existing,
-    hash_stream,
     publish_folder,
     read_manifest,
-    write_manifest,
 )
-from attune.platform.data.files import ParquetWriter, read_parquet_chunks
+from attune.platform.data.files import read_parquet_chunks
 from attune.platform.data.samples import SAMPLES, extract_utterances, utterance_samples
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats
@@ -41,7 +36,7 @@ from attune.platform.enrichment.classifier import (
     fit_temperatures,
     require_classifier,
 )
-from attune.platform.enrichment.shards import Shard, cut_stream, describe_model, read_results
+from attune.platform.enrichment.shards import Shard, cut_stream, describe_model, write_enriched
 from attune.platform.runs.model import Model, load_model, load_model_once
 from attune.platform.runs.record import Run
 from attune.platform.services.tasks import Progress, run_file_tasks, task_folder
@@ -120,7 +115,9 @@ def label_utterances(
             for split in SPLITS
         }
         run_file_tasks(label_shard, [s for part in shards.values() for s in part], progress)
-        return publish_folder(out, partial(_write_labelled, data, manifest, shards, provenance))
+        results = (LABELS_FILE, LABEL_SCHEMA)
+        join, record = partial(add_labels, provenance["labels"]), {LABELS_KEY: provenance}
+        return publish_folder(out, partial(write_enriched, data, shards, join, results, record))
 
 
 def _check_unlabelled(data: Path, manifest: Mapping[str, Any]) -> None:
@@ -152,34 +149,8 @@ def _conversation_sizes(data: Path, split: str) -> Iterator[int]:
     return (rows.height for rows in read_sample_chunks(data, split, ["conversation_id"]))
 
 
-def _write_labelled(
-    data: Path,
-    manifest: Mapping[str, Any],
-    shards: Mapping[str, Sequence[Shard]],
-    provenance: dict[str, Any],
-    folder: Path,
-) -> dict[str, Any]:
-    """Write the folder with the results of the shards and return its manifest."""
-    new_files = {LABELS_FILE, *(f"{split}.parquet" for split in SPLITS)}
-    for name in set(manifest["contents"]) - new_files:
-        shutil.copyfile(data / name, folder / name)
-    hashes = {
-        stream: hash_stream(data, stream) for stream in manifest["splits"] if stream not in SPLITS
-    }
-    with ParquetWriter(folder / LABELS_FILE, LABEL_SCHEMA) as label_writer:
-        for split, parts in shards.items():
-            with StreamWriter(folder / f"{split}.parquet", SAMPLES) as writer:
-                for shard, distributions in read_results(parts):
-                    label_writer.write(distributions)
-                    writer.write(add_labels(shard.read(), distributions, provenance["labels"]))
-            hashes[split] = writer.hash
-    return write_manifest(
-        folder, {**manifest, "hash": combine_hashes(hashes), LABELS_KEY: provenance}
-    )
-
-
 def add_labels(
-    samples: pl.DataFrame, distributions: pl.DataFrame, labels: Sequence[str]
+    labels: Sequence[str], samples: pl.DataFrame, distributions: pl.DataFrame
 ) -> pl.DataFrame:
     """Return samples of whole conversations with the most likely label of each utterance."""
     likeliest = (

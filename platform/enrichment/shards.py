@@ -5,7 +5,8 @@ constant memory: cut the streams into shards, run one task per shard, which writ
 and join these files in the order of the shards.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from typing import Any
 import polars as pl
 
 from attune.platform.core.files import checksum, write_atomically
-from attune.platform.data.files import read_parquet_rows
+from attune.platform.data.dataset_folder import (
+    StreamWriter,
+    combine_hashes,
+    hash_stream,
+    read_manifest,
+    write_manifest,
+)
+from attune.platform.data.files import ParquetWriter, read_parquet_rows
+from attune.platform.data.samples import SAMPLES
 from attune.platform.runs.model import MODEL_WEIGHTS
 from attune.platform.runs.record import Run
 
@@ -83,6 +92,36 @@ def read_results(shards: Iterable[Shard]) -> Iterator[tuple[Shard, pl.DataFrame]
     """Yield each shard with the results of its task."""
     for shard in shards:
         yield shard, pl.read_parquet(shard.file)
+
+
+def write_enriched(
+    data: Path,
+    shards: Mapping[str, Sequence[Shard]],
+    join: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame],
+    results: tuple[str, pl.Schema],
+    record: Mapping[str, Any],
+    folder: Path,
+) -> dict[str, Any]:
+    """Write a copy of a dataset folder with the results of tasks; return its manifest.
+
+    `join` adds results to the samples of a shard. `results` names a file that keeps all results,
+    with its schema, and `record` is added to the manifest. Streams without shards are copied.
+    """
+    manifest = read_manifest(data)
+    results_file, schema = results
+    written = {results_file, *(f"{stream}.parquet" for stream in shards)}
+    for name in set(manifest["contents"]) - written:
+        shutil.copyfile(data / name, folder / name)
+    copied = [stream for stream in manifest["splits"] if stream not in shards]
+    hashes = {stream: hash_stream(data, stream) for stream in copied}
+    with ParquetWriter(folder / results_file, schema) as results_writer:
+        for stream, parts in shards.items():
+            with StreamWriter(folder / f"{stream}.parquet", SAMPLES) as writer:
+                for shard, rows in read_results(parts):
+                    results_writer.write(rows)
+                    writer.write(join(shard.read(), rows))
+            hashes[stream] = writer.hash
+    return write_manifest(folder, {**manifest, "hash": combine_hashes(hashes), **record})
 
 
 def describe_model(run: Run) -> dict[str, Any]:
