@@ -140,12 +140,12 @@ def curate(
     rejected = dataset_folder.summarize_rejects(out, manifest)
     if rejected["rows"]:
         where = rejected["file"]
-        screen.print(f"set aside: {rejected['rows']:,} damaged files, listed in {where}")
+        screen.print(f"rejected: {rejected['rows']:,} damaged files, listed in {where}")
     if speed is not None:
         screen.print(
             f"{speed['lines']:,} lines in {speed['seconds']:,.1f} s: "
-            f"{speed['lines_per_second']:,.0f} a second, "
-            f"{speed['lines_per_second_per_core']:,.0f} a second of a core"
+            f"{speed['lines_per_second']:,.0f} per second, "
+            f"{speed['lines_per_second_per_core']:,.0f} per second of CPU time"
         )
     screen.print(f"dialogues: {out} ({manifest['hash'][:12]})", markup=False)
     screen.print(f"next: attune data prepare --source {out} --out DIR", markup=False, style="dim")

@@ -1,4 +1,4 @@
-"""`attune show`: what a paper shows of its own model, drawn or printed from runs."""
+"""`attune show`: figures and tables of the papers, from trained runs."""
 
 import dataclasses
 from pathlib import Path
@@ -11,16 +11,16 @@ from attune.jobs.console import Json, console, print_json, progress
 from attune.jobs.tables import table
 from attune.platform.core.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="Show what papers show of their own models.")
+app = typer.Typer(no_args_is_help=True, help="Draw the papers' figures from trained runs.")
 TURN_LENGTH = 60
-"""Characters of a turn that a table shows."""
+"""The maximum number of characters of a turn in a table."""
 
 
 @app.command()
 def embeddings(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="RUN", help="Runs of MIME, with and without mimicry, say."),
+        typer.Argument(metavar="RUN", help="Runs of MIME, such as with and without mimicry."),
     ],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
@@ -29,9 +29,9 @@ def embeddings(
 ) -> None:
     """Draw the emotions' embeddings of MIME's runs side by side (Figure 3 of its paper).
 
-    Two principal components, coloured by group. The separation is the mean silhouette of the two
-    groups in the full space: 1 where they lie apart, 0 where they mix. Picture and separation are
-    logged to each run.
+    The picture has two principal components, coloured by group. The separation is the mean
+    silhouette of the two groups in the full space: 1 if they are separate, 0 if they overlap.
+    Picture and separation are logged to each run.
 
     Examples:
 
@@ -52,14 +52,14 @@ def embeddings(
 def stochasticity(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run of MIME.")],
     count: Annotated[int, typer.Option(min=1, help="Contexts to answer.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, max=99, help="Of the contexts and samples.")] = 0,
-    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Where from.")] = "test",
+    seed: Annotated[int, typer.Option(min=0, max=99, help="Random seed.")] = 0,
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="The split.")] = "test",
     as_json: Json = False,
 ) -> None:
     """Print answers with and without stochasticity side by side (Table 7 of MIME's paper).
 
-    Without, the response's emotion is the one at the latent's mean; with, it is sampled, each
-    context from a seed of its own.
+    Without it, the response emotion is that of the latent's mean; with it, the emotion is sampled,
+    with a separate seed for each context.
 
     Examples:
 
@@ -96,15 +96,17 @@ def attention(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run of EmpDG.")],
     context: Annotated[
         list[str],
-        typer.Option(metavar="TEXT", help="A turn of the conversation; give one for each."),
+        typer.Option(
+            metavar="TEXT", help="A turn of the conversation; repeat the option for each turn."
+        ),
     ],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
     ] = Path("attention.png"),
     as_json: Json = False,
 ) -> None:
-    """Draw what each word of an answer looks at, in the context and in its emotion words (Table 4
-    of EmpDG's paper), and log it to the run.
+    """Draw the attention of each answer word to the context and its emotion words (Table 4 of
+    EmpDG's paper), and log the picture to the run.
 
     Examples:
 
@@ -134,13 +136,14 @@ def attention(
 def critics(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run of EmpDG with its critics.")],
     count: Annotated[int, typer.Option(min=1, help="Contexts to answer.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Of the contexts.")] = 0,
-    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Where from.")] = "test",
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the contexts.")] = 0,
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="The split.")] = "test",
     as_json: Json = False,
 ) -> None:
-    """Print what EmpDG's critics give its answers, and people's, where the speaker goes on.
+    """Print the scores of EmpDG's critics for its answers and for human responses.
 
-    A score means something only beside another of the same critic and context.
+    The contexts are those whose response has a reply. Scores can only be compared within the same
+    critic and context.
 
     Examples:
 
@@ -181,19 +184,17 @@ def calibration(
         str,
         typer.Argument(metavar="RUN", help="A run of `emotion-classifier` or `intent-classifier`."),
     ],
-    split: Annotated[
-        str, typer.Option(metavar="train|valid|test", help="Of which texts.")
-    ] = "test",
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="The split.")] = "test",
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
     ] = Path("calibration.png"),
     as_json: Json = False,
 ) -> None:
-    """Draw how often a classifier is right against how sure it is (a reliability diagram).
+    """Draw accuracy against confidence of a classifier (a reliability diagram).
 
-    For each kind of text that it learns from, as it comes and scaled by the temperature that was
-    fitted on valid: the nearer to the diagonal, the more a threshold on its probabilities means.
-    Picture and calibration errors are logged to the run.
+    There is a curve for contexts and one for responses, each with and without the temperature that
+    is fitted on valid. On the diagonal, probabilities are calibrated. Picture and calibration
+    errors are logged to the run.
 
     Examples:
 
@@ -214,18 +215,17 @@ def calibration(
 @app.command()
 def emotions(
     first: Annotated[str, typer.Argument(metavar="RUN_A", help="A run that predicts emotions.")],
-    second: Annotated[str, typer.Argument(metavar="RUN_B", help="Another, on the same data.")],
-    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
+    second: Annotated[str, typer.Argument(metavar="RUN_B", help="Another run on the same data.")],
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="The split.")] = "test",
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
     ] = Path("emotions.png"),
     as_json: Json = False,
 ) -> None:
-    """Draw and print how often two runs are right about each emotion (Figure 4 of Dual-Emp's).
+    """Draw and print the accuracy of two runs for each emotion (Figure 4 of Dual-Emp's paper).
 
-    The spread is the standard deviation of the accuracy over the emotions: the paper finds that its
-    better model is also more even. What `attune evaluate` has predicted is used where it is there.
-    The picture is logged to both runs.
+    The spread is the standard deviation of the accuracy over the emotions. Predictions of an
+    earlier `attune evaluate` are reused. The picture is logged to both runs.
 
     Examples:
 
@@ -254,17 +254,17 @@ def emotions(
 @app.command()
 def labels(
     data: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder made by `annotate emotions`.")
+        Path, typer.Argument(metavar="DIR", help="A folder from `attune annotate emotions`.")
     ],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The picture: a .png, .svg or .pdf.")
     ] = Path("labels.png"),
     as_json: Json = False,
 ) -> None:
-    """Draw which emotions and intents end the dialogs of a corpus (Figure 2 of MEED2's paper).
+    """Draw the emotions and intents that end the dialogues of a corpus (Figure 2 of MEED2's paper).
 
-    Each dialog counts with the likeliest label of its last utterance. Beside it stands how
-    emotional the dialogs are.
+    Each dialogue counts with the most likely label of its last utterance. A second plot shows the
+    emotionality of the dialogues.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`attune show` of what MEED2's paper shows: runs on other corpora, and the labels of answers."""
+"""`attune show transfer`, `predictor` and `control`: the tables of MEED2's paper."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -22,22 +22,24 @@ RANDOM = "random"
 def transfer(
     names: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs that answer.")],
     data: Annotated[
-        list[str], typer.Option(metavar="bundled|DIR", help="Prepared data; may be given often.")
+        list[str],
+        typer.Option(metavar="bundled|DIR", help="Prepared data. May be given several times."),
     ],
-    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="The split.")] = "test",
     decode: options.Decode = None,
     settings: options.DecodingOverrides = None,
     sentence_similarity: Annotated[
         str | None,
-        typer.Option(metavar="minilm|DIR", help="Also sentence-embedding similarity."),
+        typer.Option(
+            metavar="minilm|DIR", help="Also compute the similarity of sentence embeddings."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Answer several corpora with several runs, as one table (Table 3 of MEED2's paper).
+    """Evaluate several runs on several corpora without training on them (MEED2's Table 3).
 
-    A run meets corpora that it has not learned from as they are. Perplexity is by word, whatever a
-    run cuts words into, so that runs can be compared. Answers and metrics are kept as by
-    `attune evaluate`.
+    Perplexity is per word, also for runs with subwords, so that runs can be compared. Answers and
+    metrics are stored as by `attune evaluate`.
 
     Examples:
 
@@ -88,16 +90,16 @@ def predictor(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="bundled|DIR", help="Prepared data.", show_default="what the first learned from"
+            metavar="bundled|DIR", help="Prepared data.", show_default="the first run's data"
         ),
     ] = None,
-    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="The split.")] = "test",
     as_json: Json = False,
 ) -> None:
-    """Score the labels that runs would answer with, beside guessing (Table 4 of MEED2's paper).
+    """Measure the label predictions of runs, next to guessing (Table 4 of MEED2's paper).
 
-    Precision, recall and F1 are means over the labels, each counted as often as it is true. The
-    last row guesses each of the 41 labels as often as any other.
+    Precision, recall and F1 are means over the labels, weighted by their frequency. The last row
+    guesses each of the 41 labels with the same probability.
 
     Examples:
 
@@ -125,25 +127,23 @@ def control(
     labels: Annotated[
         str | None,
         typer.Option(
-            metavar="LABEL,...", help="What to ask for.", show_default="the eight intents"
+            metavar="LABEL,...", help="The labels to request.", show_default="the eight intents"
         ),
     ] = None,
-    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Of what.")] = "test",
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="The split.")] = "test",
     count: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="How many contexts, drawn by the seed.", show_default="all of the split"
-        ),
+        typer.Option(min=1, help="The number of contexts.", show_default="all of the split"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Which contexts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the contexts.")] = 0,
     decode: options.Decode = None,
     settings: options.DecodingOverrides = None,
     as_json: Json = False,
 ) -> None:
-    """Ask a run for intents, and count how often its answers are classified as what was asked for.
+    """Request intents and measure how many answers are classified as the requested one.
 
-    Beside it stands how often answers to the same contexts are so when nothing is asked for. The
-    run's own labeller classifies them.
+    The second column is the share of answers to the same contexts without a request. The run's own
+    labeller classifies the answers.
 
     Examples:
 
@@ -168,7 +168,7 @@ def control(
             load_model(run.model), samples, asked, decoding, lambda done: bar.advance(task, done)
         )
     rendered = table(
-        "", "label", "asked for", "not asked for", numbers=("asked for", "not asked for")
+        "", "label", "requested", "not requested", numbers=("requested", "not requested")
     )
     for each in shares:
         rendered.add_row(each.label, f"{each.asked:.1%}", f"{each.unasked:.1%}")

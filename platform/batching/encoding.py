@@ -1,4 +1,4 @@
-"""Samples as columns of numbers: token ids, roles, emotions, labels, one array per column."""
+"""Encode samples as columns of integers: token ids, roles, emotions and labels."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,13 +42,13 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
-        """From rows of numbers."""
+        """Return rows of integers as one array."""
         values = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
         return cls(values, np.array([len(row) for row in rows], dtype=np.int64))
 
     @classmethod
     def from_lists(cls, lists: pl.Series) -> "Ragged":
-        """From a polars column of lists."""
+        """Return a polars column of lists as one array."""
         array = lists.rechunk().to_arrow()
         values = array.flatten().to_numpy(zero_copy_only=False)
         return cls(values.astype(np.int64), array.value_lengths().to_numpy().astype(np.int64))
@@ -57,13 +57,13 @@ class Ragged:
         return len(self.lengths)
 
     def __getitem__(self, rows: IntArray) -> "Ragged":
-        """Some of the rows; the array stays where it is."""
+        """Return some of the rows without copying the values."""
         taken = Ragged(self.values, self.lengths[rows])
         taken.starts = self.starts[rows]
         return taken
 
     def pad(self, rows: IntArray) -> torch.Tensor:
-        """(rows, longest of them), filled up with the number of `<pad>`."""
+        """Return rows as a tensor (rows, length of the longest), padded with `<pad>`."""
         lengths = self.lengths[rows]
         width = int(lengths.max(initial=0))
         columns = np.arange(width)
@@ -78,9 +78,9 @@ class Layout:
     """How a context is laid out as one sequence."""
 
     separators: bool = False
-    """Put `<sep>` behind each utterance (emotion cause); the other papers just join them."""
+    """Add `<sep>` after each utterance (emotion cause); the other papers only concatenate them."""
     max_context: int | None = None
-    """Keep only the last so many tokens (`<cls>` aside); the papers' code cuts nothing."""
+    """Maximum number of tokens without `<cls>`; longer contexts lose their beginning."""
 
 
 Columns = Mapping[str, Ragged | IntArray]
@@ -96,35 +96,35 @@ def encode(
     causes: bool = False,
     labels: bool = False,
 ) -> dict[str, Ragged | IntArray]:
-    """The samples as numbers.
+    """Encode samples as columns of integers.
 
-    context           <cls> and all utterances' tokens
-    context_roles     parallel to it: <cls>, then the role token of who speaks
-    context_turns     parallel to it: 0 for <cls>, then 1, 2 ... for each utterance
-    response          its tokens and <eos>; next_turn likewise, or nothing where there is none
-    emotion           the number in `emotions`, -1 where a sample has none
-    index             the row in `samples`
+    context           <cls> and the tokens of all utterances
+    context_roles     aligned with context: <cls>, then the role token of each token's author
+    context_turns     aligned with context: 0 for <cls>, then 1, 2 ... for each utterance
+    response          tokens and <eos>; next_turn likewise, empty if there is none
+    emotion           index in `emotions`, -1 if unknown
+    index             row in `samples`
 
-    and with `emotion_words`, which finds those of tokens:
+    With `emotion_words`, a function that finds emotion words:
 
-    emotion_words     <lab> and the context's emotion words; response_emotion_words likewise, and
-                      next_turn_emotion_words, or nothing where there is no next turn
+    emotion_words     <lab> and the emotion words of the context; response_emotion_words and
+                      next_turn_emotion_words likewise, the latter empty if there is no next turn
 
-    and with `causes`:
+    With `causes`:
 
-    context_causes    parallel to the context: 1 for <cls> and for each token of an utterance that
-                      holds the cause of the emotion, 0 of others, -1 where that is not known
+    context_causes    aligned with context: 1 for <cls> and the tokens of utterances that are causes
+                      of the emotion, 0 for other tokens, -1 if unknown
 
-    and with `labels`, those of `LABELS`:
+    With `labels`, from `LABELS`:
 
-    context_labels    parallel to the context: from 1 on the label of the utterance, and behind all
-                      of them the number for <cls> and for utterances that have none
-    response_label    the number of the response's, -1 where it has none
+    context_labels    aligned with context: the label of the utterance, counted from 1; one more
+                      number stands for <cls> and for utterances without a label
+    response_label    index of the response's label, -1 if unknown
     """
     numbers_of_emotions = {emotion: number for number, emotion in enumerate(emotions)}
 
     def utterance_values(column: str, dtype: type[pl.DataType]) -> pl.Expr:
-        """What there is of each utterance, or nothing of each."""
+        """Return a column of utterances, or a null for each utterance."""
         nothing = pl.lit(None, dtype=dtype).repeat_by(pl.col("context_tokens").list.len())
         return pl.coalesce(column, nothing)
 
@@ -180,7 +180,7 @@ def encode(
 
     context = vocabulary.numbers[CONTEXT]
     columns = (
-        {} if emotion_words is None else _emotion_word_columns(samples, vocabulary, emotion_words)
+        {} if emotion_words is None else _encode_emotion_words(samples, vocabulary, emotion_words)
     )
     if causes:
         columns["context_causes"] = sequence("cause", 1)
@@ -199,20 +199,20 @@ def encode(
         "context_turns": sequence("turn", 0),
         "response": encode_response("response_tokens"),
         "next_turn": encode_response("next_turn_tokens"),
-        "emotion": _emotion_numbers(samples["emotion"], numbers_of_emotions),
+        "emotion": _encode_emotions(samples["emotion"], numbers_of_emotions),
         "index": np.arange(samples.height),
     }
 
 
 def encoder_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
-    """The samples as a pretrained encoder reads them, with the emotion given as a word.
+    """Encode samples for a pretrained encoder that reads the emotion as a word.
 
-    subwords          [CLS] emotion [SEP], then each utterance with [SEP] behind it, from 1 on
-    subword_turns     parallel to it: 1 for the emotion, then 2, 3 ... for each utterance
-    turn_roles        by utterance: 1 for the speaker's, 2 for the listener's
-    causes            by utterance: 1 where it does not hold the cause, 2 where it does, 0 unknown
+    subwords          [CLS] emotion [SEP], then each utterance and [SEP], counted from 1
+    subword_turns     aligned with subwords: 1 for the emotion, then 2, 3 ... for each utterance
+    turn_roles        per utterance: 1 for the speaker, 2 for the listener
+    causes            per utterance: 1 for no cause, 2 for a cause, 0 if unknown
 
-    What is too long for the encoder loses its oldest subwords; such utterances keep their roles.
+    Contexts longer than the encoder allows lose their oldest subwords, but no entry of turn_roles.
     """
     texts = pl.concat([samples["context"].explode(), samples["emotion"]]).drop_nulls().unique()
     numbers = dict(zip(texts, encoder.subwords(texts.to_list()), strict=True))
@@ -240,7 +240,7 @@ def encoder_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ra
 def subword_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
     """Return the texts as subwords of a pretrained encoder; a missing text has none.
 
-    context_subwords      [CLS], then each utterance with [SEP] behind it, from 1 on
+    context_subwords      [CLS], then each utterance and [SEP], counted from 1
     response_subwords     [CLS] response [SEP]
 
     Texts longer than the encoder allows lose their oldest subwords.
@@ -261,7 +261,7 @@ def subword_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ra
 
 
 def with_next_turn(columns: Columns) -> Columns:
-    """The samples whose response the speaker answers."""
+    """Return the samples with a next turn."""
     replies = columns["next_turn"]
     assert isinstance(replies, Ragged)
     rows = np.flatnonzero(replies.lengths)
@@ -275,15 +275,14 @@ UNPAIRED_COLUMNS = {
 
 
 def unpaired_columns(columns: Columns, stream: str) -> Columns:
-    """What there is of contexts, or of responses, that belong to no pair: a batch then lacks the
-    other side, instead of having an empty one."""
+    """Return the columns of unpaired contexts or responses; the other side is not in the batch."""
     return {name: columns[name] for name in UNPAIRED_COLUMNS[stream]}
 
 
-def _emotion_word_columns(
+def _encode_emotion_words(
     samples: pl.DataFrame, vocabulary: Vocabulary, find: Callable[[pl.Series], pl.Series]
 ) -> dict[str, Ragged | IntArray]:
-    """The emotion words of the context, of the response and of the next turn."""
+    """Encode the emotion words of the context, the response and the next turn."""
     turns = samples.select(pl.int_range(pl.len()).alias("row"), text="context_tokens").explode(
         "text"
     )
@@ -307,12 +306,11 @@ def _emotion_word_columns(
     }
 
 
-def _emotion_numbers(emotions: pl.Series, labels: Mapping[str, int]) -> IntArray:
+def _encode_emotions(emotions: pl.Series, labels: Mapping[str, int]) -> IntArray:
+    """Return the indices of emotions, -1 if unknown; an emotion outside the labels is an error."""
     strange = sorted(set(emotions.drop_nulls().unique()) - set(labels)) if labels else []
     if strange:
-        raise DataError(
-            f"{unknown_choice('emotion', strange[0], labels)} (it stands in the prepared data)"
-        )
+        raise DataError(f"{unknown_choice('emotion', strange[0], labels)} (in the prepared data)")
     if not labels:
         return np.full(len(emotions), -1)
     numbers = emotions.replace_strict(labels, default=None, return_dtype=pl.Int64).fill_null(-1)

@@ -1,10 +1,10 @@
-"""What is undesired in subtitles, as steps that each have a name, a switch and a count.
+"""Cleaning steps for subtitles, each with a name, a switch and a count.
 
-Steps of lines change a text, or leave nothing of it, before anybody asks who says it. Steps of
-turns and of dialogs say what to keep. A turn that is left out ends its dialog there, and what
-follows is another one: an answer to what is no longer there would be silently wrong.
+Line steps change a text or empty it, before lines are merged into turns. Turn and dialogue steps
+decide what is kept. A dropped turn ends its dialogue, and the turns after it begin another one,
+because the next turn would answer something that is missing.
 
-Deviations: Xie and Pu 2021 list their steps in an appendix that we do not have. These are ours.
+Deviations: Xie and Pu 2021 list their steps in an appendix that is not available; these are ours.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from attune.platform.core.errors import UsageError, unknown_choice
 
 MAX_TOKENS = 100
-"""What the paper's model reads."""
+"""The maximum input length of the paper's model."""
 MIN_ENGLISH_WORDS, MIN_ENGLISH_SHARE = 8, 0.1
 
 _TAG = re.compile(r"<[^<>]*>|\{[^{}]*\}|\\[Nnh]")
@@ -44,57 +44,57 @@ _ENGLISH = frozenset(
         if or our their them some any because could should us at as by on""",
     )
 )
-"""Common words that the neighbouring languages do not share; half of English speech is of these."""
+"""Common English words that similar languages do not have; they make up half of English speech."""
 
 
 def markup(text: str) -> str:
-    """Takes out tags, and puts in what character references stand for."""
-    return _TAG.sub(" ", html.unescape(text)) if _has(text, "<{\\&") else text
+    """Remove tags and resolve character references."""
+    return _TAG.sub(" ", html.unescape(text)) if _contains_any(text, "<{\\&") else text
 
 
 def lyrics(text: str) -> str:
-    """Leaves nothing of what is sung."""
+    """Drop lyrics."""
     return "" if _NOTES.search(text) else text
 
 
 def credits(text: str) -> str:
-    """Leaves nothing of who made the subtitles, and of advertisements."""
+    """Drop credits of the subtitles and advertisements."""
     return "" if _CREDIT.search(text) else text
 
 
 def sounds(text: str) -> str:
-    """Takes out what is heard and not said: [door slams], (sighs), *cough*."""
-    return _SOUND.sub(" ", text) if _has(text, "[(*") else text
+    """Remove sound descriptions: [door slams], (sighs), *cough*."""
+    return _SOUND.sub(" ", text) if _contains_any(text, "[(*") else text
 
 
 def speakers(text: str) -> str:
-    """Takes out who says it, and dashes in front: `- MARY: No.`."""
+    """Remove a speaker's name and dashes at the beginning: `- MARY: No.`."""
     return _SPEAKER.sub("", _DASH.sub("", text))
 
 
 def spelling(text: str) -> str:
-    """Puts right an l that was read for an I, and makes quotation marks and dots plain."""
+    """Correct an l that should be an I, and replace curly quotation marks and ellipses."""
     return _MISREAD.sub("I", text.translate(_QUOTES))
 
 
 def short(text: str) -> bool:
-    """At least one word."""
+    """Keep turns with at least one word."""
     return _WORD.search(text) is not None
 
 
 def long(text: str) -> bool:
-    """At most 100 tokens."""
+    """Keep turns with at most 100 tokens."""
     return count_tokens(text) <= MAX_TOKENS
 
 
 def letters(text: str) -> bool:
-    """At least half of it letters."""
+    """Keep turns with at least half letters."""
     written = [character for character in text if not character.isspace()]
     return 2 * sum(map(str.isalpha, written)) >= len(written)
 
 
 def english(texts: Sequence[str]) -> bool:
-    """English, by the share of its commonest words; too few words are let pass."""
+    """Keep English dialogues, by the share of common English words; short ones are kept."""
     words = [word.lower() for text in texts for word in _WORD.findall(text)]
     if len(words) < MIN_ENGLISH_WORDS:
         return True
@@ -102,12 +102,12 @@ def english(texts: Sequence[str]) -> bool:
 
 
 def alone(texts: Sequence[str]) -> bool:
-    """At least two turns."""
+    """Keep dialogues with at least two turns."""
     return len(texts) > 1
 
 
 DUPLICATES = "duplicates"
-"""A dialog that occurs word for word before; found when all files are there (`curate.py`)."""
+"""Drops dialogues with the same words as an earlier one, once all files are done (`curate.py`)."""
 
 LINE_STEPS: dict[str, Callable[[str], str]] = {
     step.__name__: step for step in (markup, lyrics, credits, sounds, speakers, spelling)
@@ -122,7 +122,7 @@ STEPS = (*LINE_STEPS, *TURN_STEPS, *DIALOG_STEPS, DUPLICATES)
 
 
 def select_steps(without: Iterable[str]) -> tuple[str, ...]:
-    """All steps but those, in their order."""
+    """Return all steps except some, in their order."""
     left_out = set(without)
     for name in sorted(left_out - set(STEPS)):
         raise UsageError(f"--without: {unknown_choice('step', name, STEPS)}")
@@ -131,14 +131,13 @@ def select_steps(without: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Some of the steps, and how many lines they changed or how many turns and dialogs they left
-    out."""
+    """Some steps, and the number of lines, turns or dialogues that each changed or dropped."""
 
     steps: tuple[str, ...]
     counts: Counter[str]
 
     def line(self, text: str) -> str:
-        """What is left of a line's text."""
+        """Return the text of a line after the line steps."""
         for name in self.steps:
             if (step := LINE_STEPS.get(name)) and text:
                 changed = " ".join(step(text).split())
@@ -147,18 +146,21 @@ class Cleaning:
         return text
 
     def pieces(self, texts: Sequence[str]) -> list[tuple[int, int]]:
-        """What is left of a dialog: from which turn to before which."""
-        kept = [self._keeps(TURN_STEPS, text) for text in texts]
+        """Return the ranges of turns (start, end) that remain of a dialogue."""
+        kept = [self._passes_steps(TURN_STEPS, text) for text in texts]
         ends = [place for place, keep in enumerate(kept) if not keep]
         starts = [0, *(place + 1 for place in ends)]
         spans = zip(starts, [*ends, len(texts)], strict=True)
         return [
             (start, end)
             for start, end in spans
-            if start < end and self._keeps(DIALOG_STEPS, texts[start:end])
+            if start < end and self._passes_steps(DIALOG_STEPS, texts[start:end])
         ]
 
-    def _keeps(self, steps: dict[str, Callable[..., bool]], what: str | Sequence[str]) -> bool:
+    def _passes_steps(
+        self, steps: dict[str, Callable[..., bool]], what: str | Sequence[str]
+    ) -> bool:
+        """Return whether the steps keep a turn or dialogue, and count the one that drops it."""
         for name in self.steps:
             if name in steps and not steps[name](what):
                 self.counts[name] += 1
@@ -167,21 +169,21 @@ class Cleaning:
 
 
 def names_speaker(text: str) -> bool:
-    """Whether a line says by a dash or a name in front that somebody begins to speak."""
+    """Return whether a line begins with a dash or a speaker's name."""
     plain = markup(text)
     return bool(_DASH.match(plain) or _SPEAKER.match(plain))
 
 
 def count_tokens(text: str) -> int:
-    """Words and marks of punctuation."""
+    """Return the number of words and punctuation marks."""
     return len(_TOKEN.findall(text))
 
 
 def dialog_key(texts: Sequence[str]) -> int:
-    """The same number for dialogs that say the same words, however they are punctuated."""
+    """Return a hash of a dialogue's words; punctuation and case do not matter."""
     words = " / ".join(" ".join(re.findall(r"\w+", text.lower())) for text in texts)
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), signed=True)
 
 
-def _has(text: str, characters: str) -> bool:
+def _contains_any(text: str, characters: str) -> bool:
     return any(character in text for character in characters)

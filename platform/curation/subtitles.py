@@ -1,9 +1,9 @@
-"""Lines of subtitles with their times, out of OPUS XML and SRT files, packed with .gz or not.
+"""Read subtitles: the lines of OPUS XML and SRT files, plain or gzipped, with their times.
 
-A line of OPUS is a sentence: plain text, or tokens in `<w>`, whose blanks are taken out again. Its
-times are those of the `<time>` marks inside it, so that a sentence which shares its place on the
-screen with the one before it has no start of its own. A line of SRT is what is shown at once, or
-each part of it that begins with a dash; inner ends and starts are not known then, either.
+A line of OPUS is a sentence: plain text, or tokens in `<w>`, which are joined again. Its times are
+those of the `<time>` marks inside it, so a sentence that is shown together with the one before has
+no start. A line of SRT is a subtitle block, or each part of it that begins with a dash; the times
+between the parts are unknown.
 """
 
 import re
@@ -28,7 +28,7 @@ _DASH = re.compile(r"^\s*[-\u2013\u2014](?![-\u2013\u2014])")
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What is said, and when, in seconds; None where that is not known."""
+    """A line of a film with its start and end in seconds, None if unknown."""
 
     text: str
     start: float | None = None
@@ -36,7 +36,7 @@ class Line:
 
 
 def find(source: Path) -> list[Path]:
-    """The subtitles in a folder and in the folders inside it, by name; or the one file."""
+    """Return the subtitle files in a folder at any depth, sorted by name, or the one file."""
     if source.is_file():
         return [source] if extension(source) in EXTENSIONS else []
     return sorted(
@@ -45,21 +45,21 @@ def find(source: Path) -> list[Path]:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a file; a DataError where it is damaged or has none."""
-    lines = _opus(path) if extension(path) == OPUS else list(_srt(path))
+    """Return the lines of a file; raise a DataError if it is damaged or has none."""
+    lines = _read_opus(path) if extension(path) == OPUS else list(_read_srt(path))
     if not lines:
-        raise DataError(f"{path}: no subtitles in it")
+        raise DataError(f"{path} contains no subtitles")
     return lines
 
 
-def _opus(path: Path) -> list[Line]:
+def _read_opus(path: Path) -> list[Line]:
     lines, tokenized = [], False
     with open_bytes(path) as stream:
         try:
             for _, element in ET.iterparse(stream, events=("end",)):
                 if element.tag == "s":
                     tokenized = tokenized or element.find(".//w") is not None
-                    if line := _sentence(element):
+                    if line := _parse_sentence(element):
                         lines.append(line)
                     element.clear()
         except (ET.ParseError, ValueError, LookupError) as error:  # LookupError: an odd encoding
@@ -67,7 +67,8 @@ def _opus(path: Path) -> list[Line]:
     return _detokenize_lines(lines) if tokenized else lines
 
 
-def _sentence(element: ET.Element) -> Line | None:
+def _parse_sentence(element: ET.Element) -> Line | None:
+    """Return an `<s>` element as a line, or None if it has no text."""
     words: list[str] = []
     start = end = None
     for part in element.iter():
@@ -93,31 +94,31 @@ def _detokenize_lines(lines: list[Line]) -> list[Line]:
     ]
 
 
-def _srt(path: Path) -> Iterator[Line]:
+def _read_srt(path: Path) -> Iterator[Line]:
     with open_bytes(path) as stream:
         content = stream.read()
     try:
         text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:  # most others come from Windows
+    except UnicodeDecodeError:  # most other files come from Windows
         text = content.decode("cp1252", errors="replace")
     shown: list[str] = []
     times: tuple[float | None, float | None] | None = None
     for row in [*text.splitlines(), "0:0:0,0 --> 0:0:0,0"]:
         if match := _SHOWN.match(row):
             if times is not None:
-                if shown and shown[-1].isdecimal():  # the next one's number: no blank row between
+                if shown and shown[-1].isdecimal():  # the number of the next block
                     shown.pop()
                 yield from _split_at_dashes(shown, *times)
             times, shown = (_parse_seconds(match[1]), _parse_seconds(match[6])), []
         elif row.strip():
             shown.append(row.strip())
-        elif shown and times is not None:  # the number of the next one is no text of this one
+        elif shown and times is not None:  # the next row is a block's number
             yield from _split_at_dashes(shown, *times)
             times, shown = None, []
 
 
 def _split_at_dashes(shown: list[str], start: float | None, end: float | None) -> Iterator[Line]:
-    """What is shown at once, cut before each row with a dash."""
+    """Yield the parts of a subtitle block, split before each row with a dash."""
     parts: list[list[str]] = []
     for row in shown:
         if not parts or _DASH.match(row):
@@ -132,7 +133,7 @@ def _split_at_dashes(shown: list[str], start: float | None, end: float | None) -
 
 
 def _parse_seconds(clock: str) -> float | None:
-    """`00:01:02,500` in seconds; None where it is nothing of the kind."""
+    """Return a time such as `00:01:02,500` in seconds, or None if it is not a time."""
     match = _CLOCK.match(clock.strip())
     if match is None:
         return None

@@ -1,14 +1,14 @@
-"""Same speaker or not? A linear SVM over two neighbouring lines, after Lison and Meena 2016.
+"""Turn classifier: a linear SVM predicts whether two adjacent lines have the same speaker.
 
-Subtitles do not say who speaks. The classifier learns from lines whose speakers are known, such as
-MELD's, by the time between two lines, their punctuation, lengths, pronouns and words. It is kept as
-a file of weights by the name of what they weigh, which anybody can read. Whether it is right is
-measured on episodes that it has not seen.
+After Lison and Meena 2016. Subtitles do not say who speaks, so the classifier is trained on lines
+with known speakers, such as MELD's. Its features are the pause between two lines, their
+punctuation, lengths, pronouns and words. It is stored as JSON, a weight per feature, and measured
+on held-out episodes.
 
-Lines of OPUS are sentences; those of MELD are whole turns mostly, which would teach that nearly
-every line has another speaker. So turns are cut into sentences first (`--lines utterances` leaves
-them whole). Times inside a turn are not known then; what is not known counts as the mean of the
-times that are, so that a missing time does not tell who speaks.
+Lines of OPUS are sentences, while those of MELD are whole turns, whose speaker nearly always
+changes. Turns are therefore split into sentences first (`--lines utterances` keeps them whole). The
+times inside a turn are then unknown; an unknown pause counts as the mean of the known ones, so
+that it does not reveal the speaker.
 """
 
 import json
@@ -24,6 +24,7 @@ from typing import Any
 import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.files import write_atomically
 from attune.platform.curation.cleaning import spelling
 from attune.platform.curation.subtitles import Line
 from attune.platform.data.conversations import (
@@ -36,13 +37,13 @@ from attune.platform.data.conversations import (
 from attune.platform.data.sources import AUTO, Source
 
 PUBLISHED = 0.7669
-"""The accuracy that Xie and Pu 2021 report, on lines of films whose speakers were known."""
+"""The accuracy that Xie and Pu 2021 report, on film lines with known speakers."""
 SENTENCES, UTTERANCES = "sentences", "utterances"
 LONGEST_GAP = 5.0
 _FORMAT = "attune-turns-1"
 _REGULARIZATION = (0.003, 0.01, 0.03, 0.1, 0.3)
 _MIN_COUNT = 2
-"""How often something must occur to be weighed."""
+"""Minimum count of a feature in train."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|\d+")
 _PRONOUNS = {
     word: person
@@ -59,9 +60,9 @@ Pair = tuple[Line, Line]
 
 
 def features(first: Line, second: Line, usual_gap: float) -> dict[str, float]:
-    """What two neighbouring lines show, by name."""
+    """Return the features of two adjacent lines by name."""
     one, two = _WORD.findall(first.text.lower()), _WORD.findall(second.text.lower())
-    end, begin = _end(first.text), _begin(second.text)
+    end, begin = _classify_end(first.text), _classify_start(second.text)
     gap = gap_between(first, second)
     values: dict[str, float] = {
         "gap": usual_gap if gap is None else _compress_gap(gap),
@@ -71,12 +72,13 @@ def features(first: Line, second: Line, usual_gap: float) -> dict[str, float]:
     }
     last, head = (one[-1] if one else ""), (two[0] if two else "")
     indicators = [
-        f"end {end}", f"begin {begin}", f"end 2 {_end(second.text)}", f"ends {end} {begin}",
+        f"end {end}", f"begin {begin}", f"end 2 {_classify_end(second.text)}",
+        f"ends {end} {begin}",
         f"questions {end == '?'} {second.text.endswith('?')}",
         f"last {last}", f"head {head}", f"head 1 {one[0] if one else ''}", f"answer {end} {head}",
         f"pair {last} {head}", f"heads {' '.join(two[:2])}",
         f"tail {two[-1] if two else ''}",
-        *(f"people {p} {q}" for p in _people(one) for q in _people(two)),
+        *(f"people {p} {q}" for p in _find_persons(one) for q in _find_persons(two)),
         *(f"1 {word}" for word in set(one)), *(f"2 {word}" for word in set(two)),
     ]  # fmt: skip
     values.update(dict.fromkeys(indicators, 1.0))
@@ -84,93 +86,96 @@ def features(first: Line, second: Line, usual_gap: float) -> dict[str, float]:
 
 
 def gap_between(first: Line, second: Line) -> float | None:
-    """Seconds from the end of a line to the start of the next, where both are known."""
+    """Return the seconds between two lines, or None if a time is unknown."""
     if first.end is None or second.start is None:
         return None
     return second.start - first.end
 
 
 def _compress_gap(gap: float) -> float:
+    """Return the logarithm of a pause, which is limited to `LONGEST_GAP`."""
     return math.log1p(min(max(gap, 0.0), LONGEST_GAP))
 
 
-def _end(text: str) -> str:
+def _classify_end(text: str) -> str:
+    """Return the last punctuation mark of a line, or `letter`."""
     if text.endswith("..."):
         return "..."
     last = text.rstrip("\"'")[-1:]
     return "letter" if last.isalnum() else last
 
 
-def _begin(text: str) -> str:
+def _classify_start(text: str) -> str:
+    """Return the first character class of a line: a mark, `digit`, `lower` or `upper`."""
     first = text.lstrip("\"'")[:1]
     if not first.isalpha():
         return "digit" if first.isdigit() else first
     return "lower" if first.islower() else "upper"
 
 
-def _people(words: Sequence[str]) -> list[str]:
+def _find_persons(words: Sequence[str]) -> list[str]:
+    """Return the grammatical persons of the pronouns among some words."""
     return sorted({_PRONOUNS[word] for word in words if word in _PRONOUNS}) or ["none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """The trained classifier."""
+    """The trained turn classifier."""
 
     weights: dict[str, float]
     bias: float
     usual_gap: float
     lines: str
-    """What it learned from: SENTENCES or UTTERANCES."""
+    """The lines that it was trained on: SENTENCES or UTTERANCES."""
     report: dict[str, Any]
 
     def changes(self, first: Line, second: Line) -> bool:
-        """Whether the second line has another speaker."""
+        """Return whether the second line has another speaker."""
         weights = self.weights
         values = features(first, second, self.usual_gap).items()
         return self.bias + sum(weights.get(name, 0.0) * value for name, value in values) > 0
 
     def save(self, path: Path) -> None:
-        """Write it where `load` finds it."""
+        """Write the classifier as JSON, for `load_turns_model`."""
         content = {"format": _FORMAT, **vars(self)}
-        new = path.with_name(f"{path.name}.new")
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        new.replace(path)
+        with write_atomically(path) as new:
+            new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def load_turns_model(path: Path) -> Turns:
-    """Read the model that `attune data turns` wrote."""
-    again = "make one with 'attune data turns --source PATH --out FILE'"
+    """Read the classifier that `attune data turns` wrote."""
+    hint = "create one with 'attune data turns --source PATH --out FILE'"
     if not path.is_file():
-        raise UsageError(f"--turns {path}: there is no such file; {again}")
+        raise UsageError(f"--turns {path}: no such file; {hint}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("format") != _FORMAT:
             raise ValueError("another format")
         return Turns(**content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} is not a classifier of turns ({error}): {again}") from error
+        raise DataError(f"{path} is not a turn classifier ({error}): {hint}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledPairs:
-    """Pairs of neighbouring lines, and whether the speaker changes between them."""
+    """Pairs of adjacent lines, and whether the speaker changes between them."""
 
     pairs: list[Pair]
     changes: list[bool]
 
 
 def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) -> Turns:
-    """A classifier learned from lines with known speakers, measured on episodes held out.
+    """Train a classifier on lines with known speakers and measure it on held-out episodes.
 
-    Episodes (conversations, where a source has none) go to train, valid and test by their names;
-    valid chooses how strongly weights are held down.
+    Episodes, or conversations if a source has none, are split by a hash of their names; valid
+    selects the regularisation.
     """
     from sklearn.feature_extraction import DictVectorizer
     from sklearn.svm import LinearSVC
 
     if lines not in (SENTENCES, UTTERANCES):
-        raise UsageError(f"--lines {lines}: choose {SENTENCES} or {UTTERANCES}")
+        raise UsageError(f"--lines: expected {SENTENCES} or {UTTERANCES}, got '{lines}'")
     known = _read_pairs(source, form, lines)
     gaps = [gap_between(*pair) for pair in known["train"].pairs]
     times = [_compress_gap(gap) for gap in gaps if gap is not None]
@@ -180,7 +185,7 @@ def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) 
     shown = [{n: v for n, v in one.items() if common[n] >= _MIN_COUNT} for one in shown]
     table = DictVectorizer()
     inputs = table.fit_transform(shown)
-    for part in ("indices", "indptr"):  # liblinear takes no wider numbers
+    for part in ("indices", "indptr"):  # liblinear accepts no wider integers
         setattr(inputs, part, getattr(inputs, part).astype("int32"))
     tried = []
     for strength in _REGULARIZATION:
@@ -194,15 +199,15 @@ def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) 
             lines=lines,
             report={"strength": strength},
         )
-        right = scores(_predict(classifier, known["valid"]), known["valid"])["accuracy"]
+        right = scores(_predict_changes(classifier, known["valid"]), known["valid"])["accuracy"]
         tried.append((right, -strength, classifier))
     _, _, best = max(tried, key=lambda one: one[:2])
-    best.report.update(_report(best, known))
+    best.report.update(_report_scores(best, known))
     return best
 
 
 def scores(predictions: Sequence[bool], known: LabelledPairs) -> dict[str, float]:
-    """Accuracy, its mean over changed and same, and the F1 of same, where lines are joined."""
+    """Return accuracy, balanced accuracy and the F1 of "same", for which lines are merged."""
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 
     truth = known.changes
@@ -213,21 +218,23 @@ def scores(predictions: Sequence[bool], known: LabelledPairs) -> dict[str, float
     }
 
 
-def _predict(turns: Turns, known: LabelledPairs) -> list[bool]:
+def _predict_changes(turns: Turns, known: LabelledPairs) -> list[bool]:
     return [turns.changes(*pair) for pair in known.pairs]
 
 
-def _report(turns: Turns, known: dict[str, LabelledPairs]) -> dict[str, Any]:
+def _report_scores(turns: Turns, known: dict[str, LabelledPairs]) -> dict[str, Any]:
+    """Return the scores on test, next to those of always predicting a change."""
     test = known["test"]
     return {
         "pairs": {split: len(one.pairs) for split, one in known.items()},
-        **scores(_predict(turns, test), test),
+        **scores(_predict_changes(turns, test), test),
         "always_changed": scores([True] * len(test.pairs), test),
         "published": PUBLISHED,
     }
 
 
 def _read_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
+    """Return by split the pairs of adjacent lines whose speakers are known."""
     files = Source(source, form)
     splits = {split: LabelledPairs(pairs=[], changes=[]) for split in SPLITS}
     checker = Checker(files.reader.EMOTION_LABELS, any_emotion=True)
@@ -245,13 +252,14 @@ def _read_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
     for split, one in splits.items():
         if len(set(one.changes)) < 2:
             raise UsageError(
-                f"'{source}' has too few lines with known speakers for {split}: give conversations "
+                f"'{source}' has too few lines with known speakers for {split}: add conversations "
                 f"whose utterances have a 'speaker' (docs/curating.md)"
             )
     return splits
 
 
 def _split_into_lines(conversation: pl.DataFrame, lines: str) -> Iterable[tuple[Line, str]]:
+    """Yield the lines of a conversation with their speakers."""
     from attune.platform.text.tokenizing import sentences
 
     for text, start, end, speaker in conversation.select(

@@ -52,7 +52,8 @@ _OF_THE_CONVERSATION = ("emotion", "situation", "split")
 
 
 def conversations(columns: object) -> pl.DataFrame:
-    """A frame in the one schema from rows or columns; what a source lacks is null."""
+    """Return rows or columns as a frame with the schema of conversations; missing columns are
+    null."""
     frame = pl.DataFrame(columns, infer_schema_length=None)  # type: ignore[arg-type]
     if frame.is_empty():
         return CONVERSATIONS.to_frame()
@@ -63,16 +64,16 @@ def conversations(columns: object) -> pl.DataFrame:
 
 
 def whole_conversations(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """The same rows, cut so that no conversation lies in two frames. Memory: one frame."""
+    """Yield the same rows in frames of whole conversations, with one frame in memory."""
     held: pl.DataFrame | None = None
     for frame in frames:
         frame = frame if held is None else pl.concat([held, frame])
         last = frame["conversation_id"].drop_nulls()
-        if last.is_empty():  # nothing to be kept together
+        if last.is_empty():  # no conversation to keep together
             yield frame
             held = None
             continue
-        # A row without an id (it could not be read) stays with the rows before it.
+        # A row without an id, which could not be read, stays with the rows before it.
         start = frame.select((pl.col("conversation_id") == last[-1]).arg_max()).item()
         if start:
             yield frame.head(start)
@@ -85,7 +86,7 @@ IN_REJECTED_CONVERSATION = "belongs to a spoilt conversation"
 
 
 class Checker:
-    """Judges the rows of a source, frame by frame; remembers which conversations it has seen."""
+    """Checks the rows of a source, frame by frame, and detects repeated conversations."""
 
     def __init__(
         self,
@@ -97,17 +98,17 @@ class Checker:
         self.emotions = frozenset(emotions)
         self.any_emotion = any_emotion
         self.splits = frozenset(splits)
-        self._seen: set[int] = set()  # hashes, not names: the only thing that grows with a corpus
+        self._seen: set[int] = set()  # hashes, which need less memory than names
 
     def check(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame with `problem` filled in wherever a row cannot be used, and its `block`."""
-        # A row that could not be read belongs to the conversation that goes on around it.
+        """Return the frame with the `problem` of each row that cannot be used, and its `block`."""
+        # A row that could not be read belongs to the conversation before and after it.
         name = pl.col("conversation_id")
         inside = name.is_null() & (name.forward_fill() == name.backward_fill())
         frame = frame.with_columns(
             conversation_id=pl.when(inside).then(name.forward_fill()).otherwise(name)
         )
-        frame = frame.with_columns(block=_blocks(frame))
+        frame = frame.with_columns(block=_number_blocks(frame))
         frame = frame.with_columns(again=self._is_repeated(frame))
         names = {
             e: unknown_choice("emotion", e, self.emotions) for e in self._unknown_emotions(frame)
@@ -167,7 +168,7 @@ class Checker:
         return sorted(set(present) - self.emotions)
 
     def _is_repeated(self, frame: pl.DataFrame) -> pl.Series:
-        """Which rows belong to a conversation that had already ended."""
+        """Return which rows belong to a conversation that has already ended."""
         blocks = frame.group_by("block", maintain_order=True).agg(
             pl.col("conversation_id").first(), pl.len()
         )
@@ -181,25 +182,25 @@ class Checker:
 
 
 def split_by_hash(name: str) -> str:
-    """train, valid or test (80 / 10 / 10) for a name, for ever the same."""
+    """Return train, valid or test (80 / 10 / 10) by a hash of a name."""
     percentile = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % 100
     return "train" if percentile < 80 else "valid" if percentile < 90 else "test"
 
 
-def _blocks(frame: pl.DataFrame) -> pl.Series:
-    """Numbers of runs of rows that are one conversation: a new id, or turn 0 again, begins one."""
+def _number_blocks(frame: pl.DataFrame) -> pl.Series:
+    """Number the conversations of a frame; a new id, or turn 0 again, starts one."""
     name, turn = pl.col("conversation_id"), pl.col("turn")
     begins = name.ne_missing(name.shift()) | (turn == 0).fill_null(False)
     return frame.select(begins.cum_sum()).to_series()
 
 
 def problem_kind(problem: str) -> str:
-    """What a problem is counted under: `unknown emotion` for `unknown emotion 'happi': ...`."""
+    """Return the kind of a problem: `unknown emotion` for `unknown emotion 'happi': ...`."""
     return re.split(r"[:'(]", problem, maxsplit=1)[0].strip()
 
 
 def separate_rejects(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(usable conversations, rejected rows with their reasons) of a checked frame."""
+    """Split a checked frame into usable conversations and rejected rows with their problems."""
     spoilt_by = pl.col("row").filter(pl.col("problem").is_not_null()).first().over("block")
     problem = pl.coalesce(
         "problem",

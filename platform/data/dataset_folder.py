@@ -30,25 +30,25 @@ TOKENS, LEXICON = "tokens.parquet", "lexicon.json"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a prepared folder says of itself."""
+    """Return the manifest of a dataset folder."""
     path = folder / MANIFEST
-    again = f"'attune data prepare --source bundled|PATH --out {folder}'"
+    command = f"'attune data prepare --source bundled|PATH --out {folder}'"
     if not path.is_file():
         raise UsageError(
-            f"'{folder}' is not a prepared folder ({MANIFEST} is missing): make one with {again}"
+            f"'{folder}' is not a prepared folder ({MANIFEST} is missing): create it with {command}"
         )
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         missing = {"hash", "format", "splits", "contents", "rejected"} - set(manifest)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}): prepare it anew with {again}") from error
+        raise DataError(f"{path} is damaged ({error}): prepare it again with {command}") from error
     if missing:
-        raise DataError(f"{path} is not Attune's (it lacks '{min(missing)}')")
+        raise DataError(f"{path} is not a manifest of Attune: '{min(missing)}' is missing")
     return manifest
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The last file of a prepared folder, with the checksums of all others."""
+    """Write the manifest, the last file of a folder, with the checksums of the other files."""
     contents = {path.name: checksum(path) for path in sorted(folder.iterdir())}
     complete = {**manifest, "contents": contents}
     (folder / MANIFEST).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
@@ -62,7 +62,7 @@ def summarize_rejects(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_samples(folder: Path, stream: str) -> pl.DataFrame:
-    """One stream of a prepared folder."""
+    """Return the samples of a stream."""
     streams = read_manifest(folder)["splits"]
     if stream not in streams:
         raise UsageError(f"'{folder}' has no stream '{stream}'; it has {', '.join(streams)}")
@@ -70,13 +70,13 @@ def read_samples(folder: Path, stream: str) -> pl.DataFrame:
     try:
         return pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise DataError(f"{path} is missing or damaged: prepare the folder anew") from error
+        raise DataError(f"{path} is missing or damaged: prepare the folder again") from error
 
 
 def read_cause_samples(folder: Path, split: str) -> pl.DataFrame:
-    """The samples of a split whose emotion is known, and which utterances hold its cause.
+    """Return the samples of a split with an emotion and cause labels.
 
-    These are the cause streams where the folder has them, else the paired samples.
+    They are those of the cause stream if the folder has one, else of the pairs.
     """
     stream = CAUSE_STREAMS[split]
     if stream in read_manifest(folder)["splits"]:
@@ -87,17 +87,16 @@ def read_cause_samples(folder: Path, split: str) -> pl.DataFrame:
     )
     if marked.is_empty():
         raise UsageError(
-            f"'{folder}': no sample of {split} says which utterances hold the cause of its emotion:"
-            f" use data that do, such as RECCON or 'bundled', or add marks with 'attune annotate "
-            f"cause RUN --data {folder}'"
+            f"'{folder}': no sample of {split} has cause labels: use data that have them, such as "
+            f"RECCON or 'bundled', or add them with 'attune annotate cause RUN --data {folder}'"
         )
     return marked
 
 
 def read_labelled_utterances(folder: Path, split: str) -> pl.DataFrame:
-    """The labelled utterances of a split, each a context of one turn whose emotion is the label.
+    """Return the labelled utterances of a split: contexts of one turn, with the label as emotion.
 
-    They are those that stand alone where the folder has such, else those of the paired samples.
+    They are those of the stream of single utterances if the folder has one, else of the pairs.
     """
     stream = LABELLED[split]
     if stream in read_manifest(folder)["splits"]:
@@ -105,23 +104,24 @@ def read_labelled_utterances(folder: Path, split: str) -> pl.DataFrame:
     labelled = extract_utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
     if labelled.is_empty():
         raise UsageError(
-            f"'{folder}': no utterance of {split} has a label: use data that do, such as "
-            f"EmpatheticIntents or 'bundled', or add labels with 'attune annotate emotions RUN "
+            f"'{folder}': no utterance of {split} has a label: use data with labels, such as "
+            f"EmpatheticIntents or 'bundled', or add them with 'attune annotate emotions RUN "
             f"--data {folder}'"
         )
     return utterance_samples(labelled)
 
 
 def serialize_rows(rows: pl.DataFrame) -> bytes:
-    """What a stream's hash is of: not the file, since another writer's bytes are the same samples.
+    """Return the bytes that a stream's hash is computed from.
 
-    Pieces of a stream, one after the other, are the whole.
+    They depend on the samples only, not on the Parquet writer. The bytes of a stream are those of
+    its chunks in order.
     """
     return rows.write_ndjson().encode()
 
 
 def combine_hashes(digests: Mapping[str, str]) -> str:
-    """The hash of a folder from those of its streams."""
+    """Return the hash of a folder from those of its streams."""
     nothing = hashlib.sha256().hexdigest()
     whole = hashlib.sha256()
     for stream in ALL_STREAMS:
@@ -199,22 +199,22 @@ def publish_folder(out: Path, write: Callable[[Path], dict[str, Any]]) -> dict[s
 
 
 class OutputFolder:
-    """The folder to be made: what lies there is not lost, and what is new appears in one step."""
+    """The output folder of a command: it is published atomically, and other data is kept."""
 
     def __init__(self, out: Path, overwrite: bool):
         self.named = out
-        self.out = out.resolve()  # through links, so that a link stays one
+        self.out = out.resolve()  # resolved, so that a link is kept
         self.overwrite = overwrite
 
     def check(self, source: Source) -> None:
-        """Refuse before the work what would be refused after it."""
+        """Raise an error now if the folder could not be published later."""
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"--out '{self.named}' is a file: name a folder")
         if self.out == Path.cwd():
-            raise UsageError(f"--out '{self.named}' is the folder you are in: name one inside it")
+            raise UsageError(f"--out '{self.named}' is the working directory: name another folder")
         if not self.out.is_dir() or not any(self.out.iterdir()):
             return
-        there = self._there()
+        there = self._read_existing()
         if self.overwrite:
             others = {path.name for path in self.out.iterdir()} - {*there["contents"], MANIFEST}
             if others:
@@ -223,13 +223,13 @@ class OutputFolder:
                     f"delete: move it away, or name another folder"
                 )
         elif (there["format"], there["files"]) != (source.format, source.sizes):
-            self._refuse()
+            self._raise_other_data()
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """A new folder to work in, on the same disk; it is gone afterwards, if not published.
+        """Yield a new folder on the same disk, which is removed afterwards if not published.
 
-        It has its name before it is made, so that no signal can come between the two.
+        Its name is chosen before it is created, so that a signal in between leaves nothing behind.
         """
         place = self.out.parent
         while not place.exists():
@@ -240,14 +240,14 @@ class OutputFolder:
                 folder.mkdir()
             except OSError as error:
                 raise UsageError(
-                    f"--out '{self.named}' cannot be made: {error.strerror}"
+                    f"--out '{self.named}' cannot be created: {error.strerror}"
                 ) from error
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, folder: Path, manifest: dict[str, Any]) -> None:
-        """Put the finished folder in its place."""
+        """Move the finished folder to its place."""
         if not (self.out / MANIFEST).is_file():
             self.out.parent.mkdir(parents=True, exist_ok=True)
             folder.rename(self.out)
@@ -256,25 +256,25 @@ class OutputFolder:
             self.out.rename(old / self.out.name)
             folder.rename(self.out)
             shutil.rmtree(old)
-        elif self._there() != manifest:
-            self._refuse()
-        else:  # the same data lies there already, perhaps with somebody's notes beside it
+        elif self._read_existing() != manifest:
+            self._raise_other_data()
+        else:  # the same data; the folder may have other files, too
             for name, digest in manifest["contents"].items():
                 path = self.out / name
                 if not path.is_file() or checksum(path) != digest:
-                    (folder / name).replace(path)  # damaged: made good
+                    (folder / name).replace(path)  # repair a damaged file
 
-    def _there(self) -> dict[str, Any]:
+    def _read_existing(self) -> dict[str, Any]:
         try:
             return read_manifest(self.out)
         except (DataError, UsageError) as error:
             raise UsageError(
-                f"--out '{self.named}' holds something that is not a preparation: name another "
+                f"--out '{self.named}' contains something else than prepared data: name another "
                 f"folder"
             ) from error
 
-    def _refuse(self) -> NoReturn:
+    def _raise_other_data(self) -> NoReturn:
         raise UsageError(
-            f"--out '{self.named}' holds another preparation: name another folder, or replace it "
-            f"with --overwrite"
+            f"--out '{self.named}' contains other prepared data: name another folder, or replace "
+            f"it with --overwrite"
         )

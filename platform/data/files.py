@@ -82,7 +82,7 @@ class Record:
 def read_header(path: Path) -> list[str]:
     """The column names of a CSV."""
     with open_bytes(path) as stream:
-        return _header(path, csv.reader(_decode_lines(stream)))
+        return _parse_header(path, csv.reader(_decode_lines(stream)))
 
 
 def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
@@ -93,7 +93,7 @@ def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)
     with open_bytes(path) as stream:
         reader = csv.reader(_decode_lines(stream), strict=True)
-        header = _header(path, reader)
+        header = _parse_header(path, reader)
         missing = sorted(set(required) - set(header))
         if missing:
             raise DataError(
@@ -135,11 +135,13 @@ class ParquetWriter:
     """A Parquet file that is written a frame at a time, all of one schema."""
 
     def __init__(self, path: Path, schema: pl.Schema):
-        self.writer = pq.ParquetWriter(path, _arrow(schema.to_frame()).schema, compression="zstd")
+        self.writer = pq.ParquetWriter(
+            path, _to_arrow(schema.to_frame()).schema, compression="zstd"
+        )
 
     def write(self, rows: pl.DataFrame) -> None:
         """Add a piece."""
-        self.writer.write_table(_arrow(rows))
+        self.writer.write_table(_to_arrow(rows))
 
     def __enter__(self) -> "ParquetWriter":
         return self
@@ -168,11 +170,11 @@ def read_parquet_rows(path: Path, start: int, count: int) -> pl.DataFrame:
     return rows.sort("_row").drop("_row")
 
 
-def _arrow(rows: pl.DataFrame) -> Any:
+def _to_arrow(rows: pl.DataFrame) -> Any:
     return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
-def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
+def _parse_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     try:
         return [name.strip().encode(errors="replace").decode() for name in next(reader, [])]
     except csv.Error as error:

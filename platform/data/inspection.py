@@ -1,4 +1,4 @@
-"""What a prepared folder holds, as plain data for a terminal, a page or a script."""
+"""Summarise a prepared folder (`attune data inspect`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +20,9 @@ PERCENTILES = (10, 50, 90, 99)
 
 
 def inspect(folder: Path, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
-    """Counts, samples by emotion, length percentiles, unknown tokens and a few samples."""
+    """Return counts, emotions, length percentiles, the share of unknown tokens and some samples."""
     manifest = read_manifest(folder)
-    splits = {split: _samples(folder, split, manifest["splits"]) for split in SPLITS}
+    splits = {split: _read_inspected_samples(folder, split, manifest["splits"]) for split in SPLITS}
     known = pl.read_parquet(folder / TOKENS).filter(pl.col("train") > 0)["token"]
     train = splits["train"]
     shown = train if train.height else pl.concat(splits.values())
@@ -33,22 +33,23 @@ def inspect(folder: Path, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
         "splits": manifest["splits"],
         "tolerated": manifest["tolerated"],
         "rejected": summarize_rejects(folder, manifest),
-        "emotions": _emotions(splits),
-        "lengths": _lengths(shown),
+        "emotions": _count_emotions(splits),
+        "lengths": _length_percentiles(shown),
         "vocabulary": {
             "types": len(known),
-            "unknown_share": {s: _unknown_share(splits[s], known) for s in ("valid", "test")},
+            "unknown_share": {s: _unknown_token_share(splits[s], known) for s in ("valid", "test")},
         },
         "samples": shown.sample(min(samples, shown.height), seed=seed).to_dicts(),
     }
 
 
-def _samples(folder: Path, split: str, streams: Mapping[str, Any]) -> pl.DataFrame:
-    """Of a source of labelled utterances these, of any other the pairs."""
+def _read_inspected_samples(folder: Path, split: str, streams: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the labelled utterances of a split if the folder has some, else its pairs."""
     return read_samples(folder, LABELLED[split] if LABELLED[split] in streams else split)
 
 
-def _emotions(splits: dict[str, pl.DataFrame]) -> dict[str, dict[str, int]]:
+def _count_emotions(splits: dict[str, pl.DataFrame]) -> dict[str, dict[str, int]]:
+    """Return by emotion the number of samples in each split."""
     counts = {
         split: dict(frame["emotion"].drop_nulls().value_counts().iter_rows())
         for split, frame in splits.items()
@@ -57,7 +58,8 @@ def _emotions(splits: dict[str, pl.DataFrame]) -> dict[str, dict[str, int]]:
     return {name: {split: counts[split].get(name, 0) for split in splits} for name in names}
 
 
-def _lengths(samples: pl.DataFrame) -> dict[str, dict[str, float]]:
+def _length_percentiles(samples: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Return percentiles of the lengths of contexts and responses."""
     measured = samples.select(
         **{
             "turns of context": pl.col("context").list.len(),
@@ -66,17 +68,18 @@ def _lengths(samples: pl.DataFrame) -> dict[str, dict[str, float]]:
         }
     )
     known = (column.drop_nulls() for column in measured)
-    return {column.name: _spread(column.to_numpy()) for column in known if len(column)}
+    return {column.name: _percentiles(column.to_numpy()) for column in known if len(column)}
 
 
-def _spread(lengths: npt.NDArray[np.uint32]) -> dict[str, float]:
+def _percentiles(lengths: npt.NDArray[np.uint32]) -> dict[str, float]:
     percentiles = {
         f"{p} %": float(np.percentile(lengths, p, method="nearest")) for p in PERCENTILES
     }
     return {**percentiles, "longest": float(lengths.max())}
 
 
-def _unknown_share(samples: pl.DataFrame, known: pl.Series) -> float | None:
+def _unknown_token_share(samples: pl.DataFrame, known: pl.Series) -> float | None:
+    """Return the share of the responses' tokens that do not occur in train."""
     tokens = samples["response_tokens"].drop_nulls().str.split(" ").explode()
     if tokens.is_empty():
         return None

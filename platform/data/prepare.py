@@ -79,11 +79,10 @@ def prepare(
     overwrite: bool = False,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Prepare a source into `out`; returns the manifest.
+    """Prepare a source and write it to `out`; return the manifest.
 
-    `any_emotion` keeps conversations whose emotion is not among the known ones, for corpora that
-    are only harvested. A folder that holds something else is never touched; one that holds another
-    preparation only with `overwrite`.
+    `any_emotion` accepts unknown emotions, for corpora that are only harvested. Other prepared data
+    in `out` is only replaced with `overwrite`, and anything else never.
     """
     files = Source(source, form)
     target = OutputFolder(out, overwrite)
@@ -106,7 +105,7 @@ def _describe_need(folder: Path) -> tuple[str, str]:
 
 
 class _Preparation:
-    """One pass over a source, writing as it goes."""
+    """One pass over a source, which writes samples chunk by chunk."""
 
     def __init__(self, source: Source, folder: Path, strict: bool, any_emotion: bool):
         self.source = source
@@ -131,40 +130,40 @@ class _Preparation:
             writers: dict[str, pq.ParquetWriter] = {}
             for piece in whole_conversations(self.source.read(self.tolerated)):
                 usable, bad = separate_rejects(self.checker.check(piece))
-                self._set_aside(bad, rejects)
-                utterances = tokenize_conversations(_with_splits(usable))
-                self._count(utterances)
+                self._write_rejects(bad, rejects)
+                utterances = tokenize_conversations(_assign_splits(usable))
+                self._count_utterances(utterances)
                 for frame in (build_samples(utterances), build_cause_samples(utterances)):
                     parts = frame.partition_by("split", include_key=False, as_dict=True)
                     for stream, rows in parts.items():
-                        self._write(str(stream[0]), rows, writers, stack)
+                        self._write_samples(str(stream[0]), rows, writers, stack)
                 progress(piece.height)
         if not self.samples:
             reason = self.first_reject or "no listener turn has a context"
-            raise DataError(f"nothing to learn from in the source: {reason}")
-        return self._finish()
+            raise DataError(f"the source gives no sample: {reason}")
+        return self._finish_folder()
 
-    def _set_aside(self, bad: pl.DataFrame, file: IO[bytes]) -> None:
+    def _write_rejects(self, bad: pl.DataFrame, file: IO[bytes]) -> None:
         if bad.is_empty():
             return
-        # A row of a file may hold several utterances: it is one reject, for its own reason.
+        # A row of a file may contain several utterances, but is rejected once, for its own reason.
         spoilt = pl.col("problem").str.starts_with(IN_REJECTED_CONVERSATION)
         own = bad.sort(spoilt, maintain_order=True).unique(["file", "row"], maintain_order=True)
         first = "{file}, row {row}: {problem}".format(**own.row(0, named=True))
         if self.strict:
             raise DataError(
-                f"{first}\nNothing was written; without --strict such rows are set aside"
+                f"{first}\nNothing was written; without --strict such rows are rejected"
             )
         self.first_reject = self.first_reject or first
         self.reasons.update(problem_kind(problem) for problem in own["problem"])
         file.write(own.sort("file", "row").select(_REJECTED).write_ndjson().encode())
 
-    def _count(self, utterances: pl.DataFrame) -> None:
+    def _count_utterances(self, utterances: pl.DataFrame) -> None:
         counted = utterances.group_by("split").agg(pl.col("conversation_id").n_unique())
         self.conversations.update(dict(counted.iter_rows()))
         self.tokens.add(utterances)
 
-    def _write(
+    def _write_samples(
         self,
         stream: str,
         rows: pl.DataFrame,
@@ -183,7 +182,7 @@ class _Preparation:
             )
         writers[stream].write_table(table)
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish_folder(self) -> dict[str, Any]:
         for split in SPLITS:  # a split may be empty, but its file is always there
             if not self.samples[split]:
                 SAMPLES.to_frame().write_parquet(self.folder / f"{split}.parquet")
@@ -216,8 +215,8 @@ class _Preparation:
         return write_manifest(self.folder, manifest)
 
 
-def _with_splits(conversations: pl.DataFrame) -> pl.DataFrame:
-    """Where a source has no splits they are drawn from the id, so they never change."""
+def _assign_splits(conversations: pl.DataFrame) -> pl.DataFrame:
+    """Return conversations with splits; missing ones depend on a hash of the id."""
     missing = conversations.filter(pl.col("split").is_null())["conversation_id"].unique()
     drawn = {name: split_by_hash(name) for name in missing}
     return conversations.with_columns(
@@ -228,7 +227,7 @@ def _with_splits(conversations: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_data(text: str) -> Path:
-    """The prepared folder behind `--data`: `bundled`, prepared on first use, or a folder's path."""
+    """Return the folder that `--data` names; `bundled` is prepared when it is first used."""
     if text == bundled.NAME:
         folder = home() / "data" / bundled.NAME
         if not (folder / MANIFEST).is_file():
@@ -238,7 +237,7 @@ def find_data(text: str) -> Path:
     manifest = read_manifest(folder)
     if SPLITS[0] not in manifest["splits"]:
         raise UsageError(
-            f"'{folder}' holds no pairs ({manifest['format']}): name a folder by 'attune data "
-            f"prepare'; unpaired text is added to it with --set harvest=DIR"
+            f"'{folder}' contains no pairs ({manifest['format']}): name a folder from 'attune data "
+            f"prepare'; to train on a harvest, add --set harvest=DIR"
         )
     return folder

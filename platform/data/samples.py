@@ -49,8 +49,8 @@ _OF_ANSWERS = ("response", "response_tokens", "response_label", "next_turn", "ne
 
 
 def tokenize_conversations(conversations: pl.DataFrame) -> pl.DataFrame:
-    """The conversations with `tokens` and `situation_tokens`, each distinct text done once."""
-    # nltk takes more than a second to import, and who trains on prepared samples needs none of it.
+    """Add the columns `tokens` and `situation_tokens`; distinct texts are tokenised once."""
+    # nltk takes more than a second to import, and training on prepared samples does not need it.
     from attune.platform.text.tokenizing import tokenize
 
     tokens = tokenize(pl.concat([conversations["text"], conversations["situation"]]))
@@ -61,15 +61,15 @@ def tokenize_conversations(conversations: pl.DataFrame) -> pl.DataFrame:
 
 
 def build_samples(utterances: pl.DataFrame) -> pl.DataFrame:
-    """The samples of whole, tokenised conversations, with the column `split`, in their order."""
-    ends = _with_lists(_ends(utterances), utterances)
+    """Build the samples of whole, tokenised conversations, with the column `split`."""
+    ends = _attach_conversations(_select_sample_ends(utterances), utterances)
     # A response ends the context before it; an unpaired context is the whole conversation.
     whole = pl.col("split").is_in(_WITHOUT_ANSWER)
     length = pl.when(whole).then(pl.col("turn") + 1).otherwise("turn")
     return ends.with_columns(
         *(pl.col(column).list.head(length) for column in _LISTS.values()),
-        next_turn=_next_turn("context"),
-        next_turn_tokens=_next_turn("context_tokens"),
+        next_turn=_next_speaker_turn("context"),
+        next_turn_tokens=_next_speaker_turn("context_tokens"),
     ).select("split", *SAMPLES)
 
 
@@ -89,21 +89,24 @@ def build_cause_samples(utterances: pl.DataFrame) -> pl.DataFrame:
     ends = ends.filter(pl.col("split").is_not_null())
     own = pl.element() == pl.element().last()
     return (
-        _with_lists(ends, utterances)
+        _attach_conversations(ends, utterances)
         .with_columns(pl.col(column).list.head(pl.col("turn") + 1) for column in _LISTS.values())
         .with_columns(
             context_roles=pl.col("context_roles").list.eval(
                 pl.when(own).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER))
             ),
-            context_causes=_among(pl.int_ranges(pl.col("turn") + 1), pl.col("evidence")),
+            context_causes=_is_among(pl.int_ranges(pl.col("turn") + 1), pl.col("evidence")),
         )
         .select("split", *SAMPLES)
     )
 
 
 def extract_utterances(samples: pl.DataFrame) -> pl.DataFrame:
-    """Each utterance of paired samples once: conversation_id, turn, role, text, tokens, label,
-    situation_tokens. A conversation's samples must all be there; the last one holds the rest."""
+    """Return each utterance of paired samples once.
+
+    Columns: conversation_id, turn, role, text, tokens, label, situation_tokens. All samples of a
+    conversation must be present, because its last sample contains the others' utterances.
+    """
     last = samples.group_by("conversation_id", maintain_order=True).last()
     rows = last.select(
         "conversation_id",
@@ -118,7 +121,7 @@ def extract_utterances(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def utterance_samples(rows: pl.DataFrame) -> pl.DataFrame:
-    """Utterances as samples of their own, each a context of one turn with its label as emotion."""
+    """Return utterances as samples: contexts of one turn, with the label as emotion."""
     known = {
         "conversation_id": pl.col("conversation_id"),
         "turn": pl.col("turn"),
@@ -133,24 +136,24 @@ def utterance_samples(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.select((known | others)[name].alias(name) for name in SAMPLES)
 
 
-def _among(numbers: pl.Expr, chosen: pl.Expr) -> pl.Expr:
-    """Lists of numbers -> whether each is among the chosen ones of its row."""
+def _is_among(numbers: pl.Expr, chosen: pl.Expr) -> pl.Expr:
+    """Return for each number in a list whether it is among the chosen ones of its row."""
     return pl.struct(numbers=numbers, chosen=chosen).map_elements(
         lambda row: [number in row["chosen"] for number in row["numbers"]],
         return_dtype=pl.List(pl.Boolean),
     )
 
 
-def _with_lists(ends: pl.DataFrame, utterances: pl.DataFrame) -> pl.DataFrame:
-    """Each sample's end with the whole conversation in lists."""
+def _attach_conversations(ends: pl.DataFrame, utterances: pl.DataFrame) -> pl.DataFrame:
+    """Return sample ends with the utterances of the whole conversation in lists."""
     whole = utterances.group_by("conversation_id", maintain_order=True).agg(
         pl.col(name).alias(column) for name, column in _LISTS.items()
     )
     return ends.join(whole, on="conversation_id", how="left", maintain_order="left")
 
 
-def _ends(utterances: pl.DataFrame) -> pl.DataFrame:
-    """The utterances that make a sample, as its response (or, unpaired, as the context's end)."""
+def _select_sample_ends(utterances: pl.DataFrame) -> pl.DataFrame:
+    """Return the utterances that end a sample: responses, and the ends of unpaired contexts."""
     last = pl.col("turn") == pl.col("turn").max().over("conversation_id")
     unanswered = pl.col("split").is_in(_WITHOUT_ANSWER)
     context_end = unanswered & last
@@ -174,7 +177,8 @@ def _ends(utterances: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _next_turn(column: str) -> pl.Expr:
+def _next_speaker_turn(column: str) -> pl.Expr:
+    """Return a column of the turn after the response if the speaker says it, else null."""
     following = pl.col("turn") + 1
     answered = pl.col("context_roles").list.get(following, null_on_oob=True) == SPEAKER
     return pl.when(answered).then(pl.col(column).list.get(following, null_on_oob=True))

@@ -27,20 +27,20 @@ READERS: dict[str, ModuleType] = {
     )
 }  # fmt: skip
 OWN_FILES = ("manifest.json", "rejects.jsonl")
-"""What stands beside data in folders that Attune makes, and is none."""
+"""Files without data in folders that Attune writes."""
 SUBTITLES = ("opus", "srt")
 AUTO = "auto"
 BUNDLED = "bundled"
 
 
 class Source:
-    """Files with the reader that understands them all."""
+    """Files of one format, with its reader."""
 
     def __init__(self, source: str, form: str = AUTO):
         if form in SUBTITLES:
             raise UsageError(
-                f"--format {form}: subtitles become dialogs first, by 'attune data curate --source "
-                f"{source} --turns FILE --out DIR'; prepare DIR then"
+                f"--format {form}: extract dialogues from subtitles first with 'attune data curate "
+                f"--source {source} --turns FILE --out DIR', then prepare DIR"
             )
         if form not in (AUTO, *READERS):
             raise UsageError(unknown_choice("format", form, (AUTO, *READERS)))
@@ -49,7 +49,7 @@ class Source:
         if source != BUNDLED:
             self.paths, self.reader = _recognise_format(source, form)
         elif form != AUTO:
-            raise UsageError("--format is for files of your own: leave it out with 'bundled'")
+            raise UsageError("--format applies to your own files: leave it out with 'bundled'")
 
     @property
     def format(self) -> str:
@@ -62,7 +62,7 @@ class Source:
         return {path.name: path.stat().st_size for path in self.paths}
 
     def read(self, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
-        """Conversations, a piece at a time; what a reader puts right on the way is counted."""
+        """Yield conversations in chunks; a reader's corrections are counted in `tolerated`."""
         if not self.paths:
             yield from bundled.read()
         for path in self.paths:
@@ -71,52 +71,54 @@ class Source:
                 rows += frame.height
                 yield frame
             if not rows:
-                raise DataError(f"{path} holds no rows: take the file out or fill it")
+                raise DataError(f"{path} has no rows: remove the file, or add its rows")
 
 
 def _recognise_format(source: str, form: str) -> tuple[list[Path], ModuleType]:
     root = Path(source)
     if not source or not root.exists():
-        raise UsageError(f"no such source: '{source}'; give a file, a folder, or 'bundled'")
+        raise UsageError(f"no such source: '{source}'; name a file, a folder or 'bundled'")
     files = sorted(p for p in root.iterdir() if p.is_file()) if root.is_dir() else [root]
     paths = [path for path in files if _may_hold_data(path)]
     if form != AUTO:
-        # Read as told, even where a header is wrong: the reader says what is wrong with it.
+        # Without recognition: if a header is wrong, the reader says so.
         matching = [path for path in paths if extension(path) in READERS[form].SUFFIXES]
         if not matching:
             raise UsageError(f"no file of format '{form}' in '{root}'")
         return matching, READERS[form]
-    formats = {path: _format(path) for path in paths}
+    formats = {path: _recognise_file(path) for path in paths}
     known = {name for name in formats.values() if name}
     if len(known) > 1:
         raise UsageError(
-            f"'{root}' holds files of several formats ({', '.join(sorted(known))}): "
-            f"give a single file, or keep each format in a folder of its own"
+            f"'{root}' contains files of several formats ({', '.join(sorted(known))}): "
+            f"name a single file, or keep each format in its own folder"
         )
     if not known:
         raise UsageError(
-            f"no known format in '{root}' (folders inside it are not read): name it with --format "
-            f"({', '.join(READERS)}); docs/data.md shows the form of your own dialogues"
+            f"no known format in '{root}' (subfolders are not read): name it with --format "
+            f"({', '.join(READERS)}); docs/data.md describes the format of your own dialogues"
         )
     [name] = known
     suffixes = READERS[name].SUFFIXES
     strange = [p.name for p, f in formats.items() if f is None and extension(p) in suffixes]
     if strange:
         raise UsageError(
-            f"'{strange[0]}' is not {name} like the other files in '{root}': put its first line "
-            f"right, or take it out"
+            f"'{strange[0]}' is not {name} like the other files in '{root}': correct its first "
+            f"line, or remove the file"
         )
     return [path for path, format_name in formats.items() if format_name], READERS[name]
 
 
 def _may_hold_data(path: Path) -> bool:
-    """By its ending; most text files are notes, so that of those only a split's may."""
+    """Return whether a file has a known suffix; text files must be named after a split, because
+    most are notes."""
     if extension(path) == ".txt":
         return split_from_name(path) is not None
     known = {suffix for reader in READERS.values() for suffix in reader.SUFFIXES}
     return extension(path) in known and path.name not in OWN_FILES
 
 
-def _format(path: Path) -> str | None:
+def _recognise_file(path: Path) -> str | None:
+    """Return the format of a file by its suffix and first lines, or None."""
     beginning = "" if extension(path) == ".parquet" else head(path)
     return next((name for name, r in READERS.items() if r.recognises(path, beginning)), None)

@@ -1,4 +1,4 @@
-"""How often each token occurs in a data set, for vocabularies."""
+"""Token frequencies of a dataset, for vocabularies."""
 
 from collections import Counter
 
@@ -10,11 +10,11 @@ _HELD_OUT = [name for split in SPLITS[1:] for name in (split, LABELLED[split])]
 
 
 class TokenCounts:
-    """How often each token occurs: in what may be learned from, and in everything.
+    """The frequency of each token, in the training text and in everything.
 
-    An utterance counts once, if it stands in a sample: its echoes in later contexts do not. What
-    may be learned from is train and the unpaired text; everything adds valid, test and the
-    situations, as the papers' public code does (a profile of ours, since it leaks).
+    An utterance that occurs in a sample counts once, however many contexts contain it. The training
+    text is train and the unpaired text; `everything` adds valid, test and the situations, as in the
+    papers' public code, which leaks them.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class TokenCounts:
         self.everything.update(_count_tokens(situations))
 
     def frame(self) -> pl.DataFrame:
-        """(token, train, everything), commonest first, ties by the alphabet."""
+        """Return (token, train, everything), most frequent first, ties in alphabetical order."""
         return pl.DataFrame(
             {
                 "token": list(self.everything),

@@ -1,11 +1,10 @@
-"""Do probabilities mean what they say? The calibration error, and the temperature that lessens it.
+"""Calibration of a classifier: the expected calibration error, and temperature scaling.
 
-A threshold on probabilities (keep what is surer than 0.6) means little where a classifier says 0.9
-and is right half of the time. The expected calibration error (Guo et al. 2017) tells how far off it
-is: samples are put into 15 bins of equal width by the probability of their likeliest label; the
-error is the mean over samples of |share that is right - mean probability| of their bin. Temperature
-scaling divides the logits by the one number that makes held-out labels likeliest. It changes no
-order of labels, so no accuracy.
+A threshold on probabilities is only useful if they are calibrated. For the expected calibration
+error (Guo et al. 2017), samples are divided into 15 bins of equal width by the probability of their
+most likely label; the error is the mean over samples of |accuracy - mean probability| of their bin.
+Temperature scaling divides the logits by the number that maximises the likelihood of held-out
+labels. It does not change the order of labels, hence not the accuracy.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy.typing as npt
 BINS = 15
 SIGNATURE = f"calibration_error:top-label,{BINS}-equal-bins"
 _COLDEST, _HOTTEST = 1e-2, 1e2
-"""Between which a temperature is looked for: labels that are all right, or all wrong, have none."""
+"""Bounds of the temperature, which has no finite optimum if all labels are right, or all wrong."""
 _HALVINGS = 50
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +24,7 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """What is said and what is true, by bin; NaN in bins without samples."""
+    """Count, confidence and accuracy of each bin; NaN in bins without samples."""
 
     count: Labels
     confidence: Floats
@@ -39,7 +38,7 @@ class Reliability:
 
 
 def reliability(log_probabilities: Floats, truth: Labels) -> Reliability:
-    """Of (N, labels) and the true labels."""
+    """Return the reliability of log-probabilities (N, labels), given the true labels."""
     confidence = np.exp(log_probabilities.max(axis=1))
     right = log_probabilities.argmax(axis=1) == truth
     number = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
@@ -53,10 +52,10 @@ def reliability(log_probabilities: Floats, truth: Labels) -> Reliability:
 
 
 def temperature(log_probabilities: Floats, truth: Labels) -> float:
-    """The temperature under which the true labels are likeliest.
+    """Return the temperature that maximises the likelihood of the true labels.
 
-    With b = 1 / temperature the mean of log sum_k exp(b l_k) - b l_true is to be least. It is
-    convex in b, and its slope, the mean of E_b[l] - l_true, is halved down to 0.
+    With b = 1 / temperature, it minimises the mean of log sum_k exp(b l_k) - b l_true. That is
+    convex in b, so the root of its slope, the mean of E_b[l] - l_true, is found by bisection.
     """
     own = log_probabilities[np.arange(len(truth)), truth]
     low, high = np.log(_COLDEST), np.log(_HOTTEST)  # of the temperature
@@ -65,7 +64,7 @@ def temperature(log_probabilities: Floats, truth: Labels) -> float:
         expected = (
             np.exp(apply_temperature(log_probabilities, float(np.exp(middle)))) * log_probabilities
         )
-        if (expected.sum(axis=1) - own).mean() > 0:  # a larger b is worse: hotter
+        if (expected.sum(axis=1) - own).mean() > 0:  # b is too large: raise the temperature
             low = middle
         else:
             high = middle
@@ -73,8 +72,8 @@ def temperature(log_probabilities: Floats, truth: Labels) -> float:
 
 
 def apply_temperature(log_probabilities: Floats, temperature: float) -> Floats:
-    """The log-probabilities at another temperature."""
+    """Return log-probabilities at another temperature."""
     logits = log_probabilities / temperature
     logits = logits - logits.max(axis=1, keepdims=True)
-    apply_temperature: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return apply_temperature
+    scaled: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return scaled

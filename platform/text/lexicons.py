@@ -1,4 +1,4 @@
-"""Words that carry feeling: the NRC lexicons, or our own small one for the bundled corpus."""
+"""Emotion lexicons: the NRC lexicons, or the small one of the bundled corpus."""
 
 import json
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from attune.platform.core.errors import DataError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Lexicon:
-    """Emotional words, and how pleasant and how arousing they are where that is known."""
+    """Emotion words, and the valence and arousal of words if known."""
 
     words: frozenset[str]
-    """What counts as an emotion word (EmpDG)."""
+    """The emotion words (EmpDG)."""
     valence_arousal: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Both from 0 to 1 (the emotion-cause lexicon gate and MK-EDG use them)."""
+    """Both from 0 to 1 (for the lexicon gate of the emotion-cause paper)."""
 
     def __contains__(self, word: str) -> bool:
         return word in self.words
 
     def intensity(self, word: str) -> float:
-        """How strongly a word is felt: |valence - 1/2| + arousal; 0 where neither is known."""
+        """Return the emotional intensity of a word: |valence - 1/2| + arousal, 0 if unknown."""
         if word not in self.valence_arousal:
             return 0.0
         valence, arousal = self.valence_arousal[word]
         return abs(valence - 0.5) + arousal
 
     def save(self, path: Path) -> None:
-        """Write it as our own JSON, which `load` reads back; sorted, so always the same bytes."""
+        """Write the lexicon as JSON for `load`; sorted, so that the bytes are reproducible."""
         content = {
             "words": sorted(self.words),
             "valence_arousal": {w: list(va) for w, va in sorted(self.valence_arousal.items())},
@@ -37,11 +37,12 @@ class Lexicon:
 
     @classmethod
     def load(cls, words: Path, valence_arousal: Path | None = None) -> "Lexicon":
-        """From our JSON, or from NRC's files.
+        """Load a lexicon from the JSON of `save`, or from NRC's files.
 
         Words: the word-level file (`word<tab>emotion<tab>0|1`), a JSON whose first element lists
-        them, or a word a line; all words in it count, as in EmpDG, whatever their marks. Valence
-        and arousal: NRC-VAD (`word<tab>valence<tab>arousal<tab>dominance`, with or without header).
+        them, or one word per line. All words of the file count, as in EmpDG, whatever their
+        values. Valence and arousal: NRC-VAD (`word<tab>valence<tab>arousal<tab>dominance`, with or
+        without header).
         """
         content = _read_words(_check_exists(words))
         if isinstance(content, dict):
@@ -52,8 +53,8 @@ class Lexicon:
         return lexicon if valence_arousal is None else lexicon.with_valence_arousal(valence_arousal)
 
     def with_valence_arousal(self, path: Path) -> "Lexicon":
-        """The same words with NRC-VAD's valence and arousal."""
-        return replace(self, valence_arousal=_valence_arousal(_check_exists(path)))
+        """Return the lexicon with valence and arousal from NRC-VAD."""
+        return replace(self, valence_arousal=_read_valence_arousal(_check_exists(path)))
 
 
 def _check_exists(path: Path) -> Path:
@@ -76,11 +77,11 @@ def _read_words(path: Path) -> frozenset[str] | dict[str, dict[str, tuple[float,
     lines = path.read_text(encoding="utf-8").splitlines()
     words = frozenset(line.split("\t")[0].strip() for line in lines if line.strip())
     if not words:
-        raise DataError(f"{path}: row 1: no word in it")
+        raise DataError(f"{path}, row 1: expected a word, but the file has none")
     return words
 
 
-def _valence_arousal(path: Path) -> dict[str, tuple[float, float]]:
+def _read_valence_arousal(path: Path) -> dict[str, tuple[float, float]]:
     pairs = {}
     for row, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         fields = line.split("\t")
@@ -90,7 +91,8 @@ def _valence_arousal(path: Path) -> dict[str, tuple[float, float]]:
             if row == 1:
                 continue  # a header
             raise DataError(
-                f"{path}, row {row}: 'word<tab>valence<tab>arousal<tab>dominance' is expected"
+                f"{path}, row {row}: expected 'word<tab>valence<tab>arousal<tab>dominance', got "
+                f"'{line[:80]}'"
             ) from None
         pairs[fields[0]] = (valence, arousal)
     return pairs

@@ -1,16 +1,16 @@
-"""Words as the papers' public code makes them, a column at a time.
+"""Tokenise a column of texts as the papers' public code does.
 
-Lower case, 23 contractions expanded as substrings, then nltk's `word_tokenize`: Punkt cuts the
-text into sentences, the Treebank rules cut the sentences into words. Both are exact, and tests
-hold them against nltk itself; what differs is the cost:
+Lower case, 23 contractions expanded as substrings, then nltk's `word_tokenize`: Punkt splits the
+text into sentences, the Treebank rules split the sentences into words. Tests compare the result
+with nltk; it is the same, but faster:
 
-- Punkt's decision about a full stop depends only on the words around it, so it is remembered.
-- The Treebank rules are some thirty regular expressions. We take them from nltk, translate them
-  to the syntax of polars' (Rust) engine and run them over the whole column at once. Where the two
-  engines could disagree (non-ASCII text, a quotation mark before a word, which needs a
-  look-around), nltk itself does the sentence.
+- Punkt's decision about a full stop depends only on the words around it, so it is cached.
+- The Treebank rules are about thirty regular expressions. They are taken from nltk, translated to
+  the syntax of polars' engine (Rust) and applied to the whole column at once. nltk itself
+  tokenises sentences for which the engines could disagree: those with non-ASCII characters, or
+  with a quotation mark before a word, which requires a look-around.
 
-Tokens never contain white space, so an utterance's tokens are kept as one blank-separated string.
+Tokens never contain white space, so those of an utterance are stored as one space-separated string.
 """
 
 import functools
@@ -50,21 +50,22 @@ CONTRACTIONS = {
     "there's": "there is",
     "there're": "there are",
 }
-"""What the public code expands, in its order, wherever it stands, even inside a word."""
+"""The contractions that the public code expands, in its order, even inside a word."""
 
-# An end mark that Punkt would look at: followed by another word, or directly by punctuation.
+# An end mark that Punkt considers: followed by another word, or directly by punctuation.
 _SENTENCE_END_INSIDE = r"[.?!](?:\s+\S|[)\";}\]*:@'({\[?!])"
-# The commonest one, a plain word, its end mark, blanks and a letter: here Punkt always cuts, unless
-# the word is an abbreviation or known to go on ("no. 5"); see `_sentences`.
+# The most frequent case, a plain word, its end mark, spaces and a letter: Punkt always splits here,
+# unless the word is an abbreviation or begins a collocation ("no. 5"); see `_split_sentences`.
 _PLAIN_SENTENCE_END = re.compile(r"(?<!\S)([a-z]{2,})([.?!]) +(?=[a-z])")
 _QUOTE_BEFORE_WORD = r"(?:^|\W)'\w"
 _PUNKT = "llama_index/core/_static/nltk_cache/tokenizers/punkt_tab/english"
 
 
 def tokenize(texts: pl.Series, *, expand_contractions: bool = True) -> pl.Series:
-    """The tokens of each text, joined by blanks; null stays null. Each distinct text is done once.
+    """Return the tokens of each text, joined by spaces; null stays null.
 
-    `expand_contractions=False` is for the emotion-cause paper, whose texts keep them.
+    Each distinct text is tokenised once. `expand_contractions=False` is for the emotion-cause
+    paper, which keeps contractions.
     """
     distinct = pl.DataFrame({"text": texts.drop_nulls().unique(maintain_order=True)})
     lowered = pl.col("text").str.to_lowercase()
@@ -75,7 +76,7 @@ def tokenize(texts: pl.Series, *, expand_contractions: bool = True) -> pl.Series
     several = pl.col("lowered").str.contains(_SENTENCE_END_INSIDE) | ~_is_ascii("lowered")
     single = frame.filter(~several).select("index", sentence="lowered")
     cut = frame.filter(several)
-    pieces = [_sentences(text) for text in cut["lowered"]]
+    pieces = [_split_sentences(text) for text in cut["lowered"]]
     sentences = pl.DataFrame(
         {
             "index": np.repeat(cut["index"].to_numpy(), [len(piece) for piece in pieces]),
@@ -83,7 +84,7 @@ def tokenize(texts: pl.Series, *, expand_contractions: bool = True) -> pl.Series
         }
     )
     tokens = (
-        _words(pl.concat([single, sentences]).sort("index", maintain_order=True))
+        _split_words(pl.concat([single, sentences]).sort("index", maintain_order=True))
         .filter(pl.col("tokens") != "")
         .group_by("index", maintain_order=True)
         .agg(pl.col("tokens").str.join(" "))
@@ -97,13 +98,13 @@ def tokenize(texts: pl.Series, *, expand_contractions: bool = True) -> pl.Series
 
 
 def tokenize_one(text: str, *, expand_contractions: bool = True) -> list[str]:
-    """The tokens of a single text, by the same code that prepares a corpus."""
+    """Return the tokens of a single text, with the code that prepares a corpus."""
     joined = tokenize(pl.Series([text]), expand_contractions=expand_contractions)[0]
     return joined.split(" ") if joined else []
 
 
 def nltk_tokenize(text: str) -> list[str]:
-    """nltk's own `word_tokenize`, a text at a time: what `tokenize` is measured against."""
+    """Tokenise one text with nltk's own `word_tokenize`, the reference for `tokenize`."""
     words = NLTKWordTokenizer()
     return [
         token for sentence in _plain_punkt().tokenize(text) for token in words.tokenize(sentence)
@@ -111,23 +112,23 @@ def nltk_tokenize(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Punkt's sentences of a text as it is written, capital letters and all."""
+    """Return Punkt's sentences of a text, in its original case."""
     return list(_plain_punkt().tokenize(text))
 
 
-class _RememberingPunkt(PunktSentenceTokenizer):  # type: ignore[misc]
-    """Punkt that decides about each distinct pair of neighbouring words once."""
+class _CachingPunkt(PunktSentenceTokenizer):  # type: ignore[misc]
+    """Punkt with a cache of its decision for each distinct pair of adjacent words."""
 
     def __init__(self, parameters: PunktParameters):
         super().__init__(parameters)
         self.careful = parameters.abbrev_types | {word for word, _ in parameters.collocations}
-        # A bounded cache: on a corpus larger than memory the pairs would outgrow it.
+        # Bounded, because the pairs of a large corpus would not fit in memory.
         self.text_contains_sentbreak = functools.lru_cache(1 << 20)(super().text_contains_sentbreak)
 
 
 @functools.cache
-def _punkt() -> _RememberingPunkt:
-    return _RememberingPunkt(_punkt_parameters())
+def _caching_punkt() -> _CachingPunkt:
+    return _CachingPunkt(_punkt_parameters())
 
 
 @functools.cache
@@ -136,7 +137,7 @@ def _plain_punkt() -> PunktSentenceTokenizer:
 
 
 def _punkt_parameters() -> PunktParameters:
-    """nltk's English Punkt model. nltk downloads it; this package carries it, so we need not."""
+    """Load nltk's English Punkt model from a package that contains it, without a download."""
     folder = Path(str(metadata.distribution("llama-index-core").locate_file(_PUNKT)))
     decoder, parameters = PunktDecoder(), PunktParameters()
 
@@ -150,41 +151,45 @@ def _punkt_parameters() -> PunktParameters:
     return parameters
 
 
-def _sentences(text: str) -> list[str]:
-    """Punkt's sentences. What it always decides the same way is cut before it is asked.
+def _split_sentences(text: str) -> list[str]:
+    """Return Punkt's sentences; clear cases are split without calling it.
 
     Punkt ends a sentence at `word.` + `next` unless `word` is an abbreviation or begins a known
-    collocation, and at `word?` and `word!` always (its other rules are about numbers, initials and
-    dots), so a text falls apart at such places into pieces that can be judged alone.
+    collocation, and always at `word?` and `word!` (its other rules concern numbers, initials and
+    ellipses). A text can therefore be split there, and the pieces handled independently.
     """
-    careful = _punkt().careful
+    careful = _caching_punkt().careful
 
     def mark(match: re.Match[str]) -> str:
         word, end = match.groups()
         return match[0] if end == "." and word in careful else f"{word}{end}\n"
 
     if "\n" in text:
-        return list(_punkt().tokenize(text))
+        return list(_caching_punkt().tokenize(text))
     pieces = _PLAIN_SENTENCE_END.sub(mark, text).split("\n")
     return [
         sentence
         for piece in pieces
-        for sentence in (_punkt().tokenize(piece) if _may_go_on(piece) else (piece,))
+        for sentence in (
+            _caching_punkt().tokenize(piece) if _may_contain_sentence_end(piece) else (piece,)
+        )
     ]
 
 
-_may_go_on = re.compile(_SENTENCE_END_INSIDE + r"|[^\x00-\x7f]").search
+_may_contain_sentence_end = re.compile(_SENTENCE_END_INSIDE + r"|[^\x00-\x7f]").search
 
 
 def _is_ascii(column: str) -> pl.Expr:
     return pl.col(column).str.len_bytes() == pl.col(column).str.len_chars()
 
 
-def _words(sentences: pl.DataFrame) -> pl.DataFrame:
-    """(index, tokens): the Treebank tokens of each sentence, joined by blanks, in its order."""
+def _split_words(sentences: pl.DataFrame) -> pl.DataFrame:
+    """Return (index, tokens): the Treebank tokens of each sentence, joined by spaces, in order."""
     plain = _is_ascii("sentence") & ~pl.col("sentence").str.contains(_QUOTE_BEFORE_WORD)
     numbered = sentences.with_row_index("place")
-    fast = numbered.filter(plain).select("place", "index", tokens=_treebank(pl.col("sentence")))
+    fast = numbered.filter(plain).select(
+        "place", "index", tokens=_apply_treebank_rules(pl.col("sentence"))
+    )
     odd = numbered.filter(~plain)
     tokenizer = NLTKWordTokenizer()
     slow = odd.select(
@@ -198,25 +203,25 @@ def _words(sentences: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([fast, slow]).sort("place").select("index", "tokens")
 
 
-def _treebank(text: pl.Expr) -> pl.Expr:
-    """nltk's rules in nltk's order (see `NLTKWordTokenizer.tokenize`), as one polars expression."""
+def _apply_treebank_rules(text: pl.Expr) -> pl.Expr:
+    """Apply nltk's rules in nltk's order (`NLTKWordTokenizer.tokenize`) as a polars expression."""
     rules = NLTKWordTokenizer
     starting_quotes = rules.STARTING_QUOTES[:-1]
     before = [*starting_quotes, *rules.PUNCTUATION, rules.PARENS_BRACKETS, rules.DOUBLE_DASHES]
     contractions = [(rule, r" \1 \2 ") for rule in (*rules.CONTRACTIONS2, *rules.CONTRACTIONS3)]
     for rule, replacement in before:
-        text = text.str.replace_all(*_in_rust(rule.pattern, replacement))
+        text = text.str.replace_all(*_translate_to_rust(rule.pattern, replacement))
     text = pl.concat_str(pl.lit(" "), text, pl.lit(" "))
     for rule, replacement in [*rules.ENDING_QUOTES, *contractions]:
-        text = text.str.replace_all(*_in_rust(rule.pattern, replacement))
+        text = text.str.replace_all(*_translate_to_rust(rule.pattern, replacement))
     return text.str.replace_all(r"\s+", " ").str.strip_chars()
 
 
-def _in_rust(pattern: str, replacement: str) -> tuple[str, str]:
-    """A Python rule in Rust's syntax: no comments, possessive `*+` or `\\<`; `${1}` for a group."""
+def _translate_to_rust(pattern: str, replacement: str) -> tuple[str, str]:
+    """Translate a rule to Rust: no comments, possessive `*+` or `\\<`; `${1}` is a group."""
     for python, rust in (("(?#X)", ""), ("*+", "*"), (r"\<", "<"), (r"\>", ">")):
         pattern = pattern.replace(python, rust)
     replacement = re.sub(r"\\g<0>", "${0}", re.sub(r"\\(\d)", r"${\1}", replacement))
-    if pattern.endswith(r"(?=\s)"):  # `wanna `: Rust has no look-ahead, so keep the blank
+    if pattern.endswith(r"(?=\s)"):  # `wanna `: Rust has no look-ahead, so keep the space
         pattern, replacement = pattern.removesuffix(r"(?=\s)") + r"(\s)", replacement + "${3}"
     return pattern, replacement

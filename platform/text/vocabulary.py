@@ -1,4 +1,4 @@
-"""Tokens and their numbers."""
+"""Vocabularies: the tokens that a model knows, and their ids."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ SPEAKER_TOKEN, LISTENER_TOKEN = "<speaker>", "<listener>"
 SPECIALS = (
     PAD, UNKNOWN, START, END, CONTEXT, SEPARATOR, LABEL, SPEAKER_TOKEN, LISTENER_TOKEN,
 )  # fmt: skip
-"""In front of every vocabulary, so their numbers never change. The tokenizer cuts off `<` and `>`,
-so no text can contain one."""
+"""The first tokens of every vocabulary, so that their ids are fixed. Texts cannot contain them,
+because the tokenizer splits off `<` and `>`."""
 
 
 class Vocabulary:
-    """Which tokens a model knows; the special ones come first, `<pad>` is 0."""
+    """The tokens of a model; the special ones come first, `<pad>` is 0."""
 
     def __init__(self, tokens: Sequence[str]):
         self.tokens = tuple(tokens)
@@ -38,11 +38,11 @@ class Vocabulary:
         max_size: int | None = None,
         always: Iterable[str] = (),
     ) -> "Vocabulary":
-        """The commonest tokens of `tokens.parquet`.
+        """Build a vocabulary from the most frequent tokens in `tokens.parquet`.
 
-        `column="everything"` is the public code's vocabulary, which has seen the test set; `always`
-        names tokens that are kept however rare (the emotions' own words, say). `max_size` counts
-        everything, specials too.
+        `column="everything"` gives the vocabulary of the public code, which includes the test set.
+        `always` lists tokens that are included even if they are rare, such as the names of the
+        emotions. `max_size` includes the special tokens.
         """
         kept = counts.filter(pl.col(column) >= max(min_count, 1)).sort(
             [column, "token"], descending=[True, False]
@@ -55,11 +55,11 @@ class Vocabulary:
         return len(self.tokens)
 
     def number(self, token: str) -> int:
-        """The number of a token, `<unk>`'s where it is not known."""
+        """Return the id of a token, or that of `<unk>`."""
         return self.numbers.get(token, self.numbers[UNKNOWN])
 
     def encode(self, tokens: pl.Series) -> pl.Series:
-        """Lists of numbers for blank-separated token strings; null and empty give an empty list."""
+        """Return lists of ids for space-separated tokens; null and empty text give empty lists."""
         distinct = tokens.drop_nulls().unique(maintain_order=True)
         numbers = self.encode_distinct(distinct.alias("text"))
         return (
@@ -70,7 +70,7 @@ class Vocabulary:
         )
 
     def encode_distinct(self, texts: pl.Series) -> pl.DataFrame:
-        """The numbers of distinct texts: text, number (a list)."""
+        """Return the ids of distinct texts: (text, number), where `number` is a list."""
         return (
             texts.to_frame()
             .with_columns(token=pl.col("text").str.split(" "))
@@ -86,7 +86,7 @@ class Vocabulary:
         )
 
     def decode(self, numbers: Iterable[int]) -> list[str]:
-        """The tokens of numbers, up to `<eos>`, without the special ones."""
+        """Return the tokens of ids up to `<eos>`, without special tokens except `<unk>`."""
         tokens = []
         for number in numbers:
             token = self.tokens[number]
@@ -97,21 +97,21 @@ class Vocabulary:
         return tokens
 
     def decode_each(self, numbers: Iterable[int]) -> list[str]:
-        """Each token by itself, without the special ones."""
+        """Return the text of each id, without special tokens."""
         return self.decode(numbers)
 
     def count_words(self, numbers: npt.NDArray[np.int64]) -> int:
-        """How many words some tokens make, `<eos>` being one."""
+        """Return the number of words, where `<eos>` counts as one."""
         return len(numbers)
 
     def save(self, path: Path) -> None:
-        """One token a line."""
+        """Write one token per line."""
         path.write_text("\n".join(self.tokens) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
-        """What `save` wrote."""
-        # split, not splitlines: some tokens are other line-breaking characters of Unicode.
+        """Read what `save` wrote."""
+        # split, not splitlines: some tokens are Unicode line separators.
         text = path.read_text(encoding="utf-8", errors="replace")
         tokens = text.removesuffix("\n").split("\n")
         if tuple(tokens[: len(SPECIALS)]) != SPECIALS:

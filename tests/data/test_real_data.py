@@ -57,7 +57,7 @@ def test_empathetic_dialogues_counts(dialogues):
     assert manifest["hash"] == EMPATHETIC_DIALOGUES
 
 
-def test_twice_the_same_bytes(dialogues, prepared):
+def test_the_same_input_gives_the_same_bytes(dialogues, prepared):
     first, _ = dialogues
     second, _ = prepared("empatheticdialogues", " again")
     for path in first.iterdir():
@@ -65,7 +65,7 @@ def test_twice_the_same_bytes(dialogues, prepared):
         assert digests[0] == digests[1], path.name
 
 
-def test_listener_turns_that_a_speaker_answers(dialogues):
+def test_listener_turns_with_a_reply(dialogues):
     folder, _ = dialogues
     answered = {
         split: read_samples(folder, split)["next_turn"].count()
@@ -108,7 +108,7 @@ def test_vocabulary_is_built_on_train_alone(dialogues):
     assert unknown == pytest.approx(0.0070, abs=0.0001)
 
 
-def test_tokens_are_nltks(dialogues):
+def test_tokens_equal_nltk(dialogues):
     folder, _ = dialogues
     samples = pl.concat([read_samples(folder, split) for split in ("train", "valid", "test")])
     for text, ours in (

@@ -1,8 +1,8 @@
-"""The corpus that comes with Attune: our own, so that everything runs with no download.
+"""The bundled corpus: written for Attune, so that everything runs without a download.
 
-A deterministic generator combines hand-written material (`material/`, a file an emotion) into some
-two thousand conversations with everything any variant needs: emotions, situations, cause marks,
-one of the 41 labels an utterance, next turns, unpaired contexts and responses, and a lexicon.
+A deterministic generator combines hand-written material (`material/`, one file per emotion) into
+3,304 conversations with everything that variants require: emotions, situations, cause labels, one
+of the 41 labels per utterance, next turns, unpaired contexts and responses, and a lexicon.
 """
 
 from attune.platform.data.bundled.generator import lexicon, read

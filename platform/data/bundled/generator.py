@@ -1,10 +1,10 @@
-"""Material -> conversations, the same ones every time.
+"""Generate the conversations of the bundled corpus from its material, deterministically.
 
-The splits are by material: a situation with all it contains (its causes, questions, answers and
-replies) belongs to one split by its place in its file, and so does each frame of a listener's
-general answers. Only how a feeling shows (`feelings`, `names`) and closing words are shared, as
-they are in life. What a conversation is made of is drawn from a generator seeded by emotion and
-situation, so that editing one leaves the others as they are.
+The splits are by material: a situation with its causes, questions, answers and replies belongs to
+one split, which depends on its position in the file, and so does each frame of a listener's general
+answers. Only expressions of feelings (`feelings`, `names`) and closing words are shared by the
+splits. The random generator of a conversation is seeded by emotion and situation, so that editing
+one situation does not change the others.
 """
 
 import functools
@@ -31,9 +31,9 @@ SITUATION_SPLITS = (
 FRAME_SPLITS = ("train", "train", "train", "valid", "test") * 2
 CONVERSATIONS_OF_A_SITUATION = {"train": 2, "valid": 2, "test": 2, UNPAIRED[0]: 3, UNPAIRED[1]: 4}
 
-# The same thing makes one person afraid and another terrified: what happened alone must not tell
-# the emotion, or models learn situations by heart instead of how feelings show. So each situation
-# is also told once with each of these neighbours of its emotion.
+# Each situation also occurs once with each similar emotion: what makes one person afraid makes
+# another terrified. Otherwise the events alone would determine the emotion, and models would
+# memorise situations instead of expressions of feelings.
 NEIGHBOURS = (
     ("afraid", "terrified"), ("anxious", "apprehensive"), ("angry", "furious", "annoyed"),
     ("sad", "devastated", "lonely"), ("ashamed", "guilty", "embarrassed"),
@@ -50,7 +50,7 @@ GOES_ON = 0.6  # how often the speaker has the last word and the listener says g
 
 @dataclass(frozen=True, kw_only=True)
 class Utterance:
-    """One turn, with what is true of it by construction."""
+    """One turn with its annotations."""
 
     role: str
     text: str
@@ -59,11 +59,13 @@ class Utterance:
 
 
 def read() -> Iterator[pl.DataFrame]:
-    """All conversations of the corpus, in the one frame of `data/conversations.py`."""
+    """Yield the conversations of the corpus (schema in `data/conversations.py`)."""
     rows: list[dict[str, object]] = []
     for emotion in EMOTIONS:
-        for place, situation in enumerate(_material(emotion)["situations"]):
-            for number, (speaker_emotion, turns) in enumerate(_conversations(emotion, place)):
+        for place, situation in enumerate(_load_material(emotion)["situations"]):
+            for number, (speaker_emotion, turns) in enumerate(
+                _generate_conversations(emotion, place)
+            ):
                 row = {
                     "conversation_id": f"{emotion}-{place:02d}-{number}",
                     "split": SITUATION_SPLITS[place],
@@ -77,10 +79,10 @@ def read() -> Iterator[pl.DataFrame]:
 
 
 def lexicon() -> Lexicon:
-    """The emotional words of the material; one that stands in several files gets their mean."""
+    """Return the emotion words of the material; the values of repeated words are averaged."""
     values: dict[str, list[tuple[float, float]]] = {}
     for emotion in EMOTIONS:
-        for word, pair in _material(emotion)["lexicon"].items():
+        for word, pair in _load_material(emotion)["lexicon"].items():
             values.setdefault(word, []).append(tuple(pair))
     means = {
         word: (
@@ -92,32 +94,34 @@ def lexicon() -> Lexicon:
     return Lexicon(words=frozenset(means), valence_arousal=means)
 
 
-def _conversations(emotion: str, place: int) -> list[tuple[str, list[Utterance]]]:
-    """The different conversations about one situation, each with what its speaker feels."""
+def _generate_conversations(emotion: str, place: int) -> list[tuple[str, list[Utterance]]]:
+    """Return distinct conversations about one situation, each with the speaker's emotion."""
     split = SITUATION_SPLITS[place]
     draw = random.Random(f"{emotion} {place}")
     speaker_emotions = [emotion] * CONVERSATIONS_OF_A_SITUATION[split]
     if split in SPLITS:
-        speaker_emotions += _neighbours(emotion)
+        speaker_emotions += _similar_emotions(emotion)
     conversations: list[tuple[str, list[Utterance]]] = []
     for speaker_emotion in speaker_emotions:
-        candidate = _conversation(emotion, place, speaker_emotion, draw)
+        candidate = _generate_conversation(emotion, place, speaker_emotion, draw)
         while any(candidate == other for _, other in conversations):
-            candidate = _conversation(emotion, place, speaker_emotion, draw)
+            candidate = _generate_conversation(emotion, place, speaker_emotion, draw)
         conversations.append((speaker_emotion, candidate))
     return conversations
 
 
-def _neighbours(emotion: str) -> list[str]:
+def _similar_emotions(emotion: str) -> list[str]:
     return [one for group in NEIGHBOURS if emotion in group for one in group if one != emotion]
 
 
-def _conversation(
+def _generate_conversation(
     emotion: str, place: int, speaker_emotion: str, draw: random.Random
 ) -> list[Utterance]:
-    # Who feels otherwise than the situation's own emotion always shows it.
+    # A speaker whose emotion is not the situation's own one always expresses it.
     feeling = FEELING if speaker_emotion == emotion else 1.0
-    writer = _Writer(_material(emotion)["situations"][place], place, speaker_emotion, feeling, draw)
+    writer = _Writer(
+        _load_material(emotion)["situations"][place], place, speaker_emotion, feeling, draw
+    )
     make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}
     return make.get(SITUATION_SPLITS[place], writer.conversation)()
 
@@ -129,21 +133,21 @@ class _Writer:
         self, situation: dict[str, Any], place: int, emotion: str, feeling: float,
         draw: random.Random,
     ):  # fmt: skip
-        material = _material(emotion)
-        # The unpaired streams are learned from, so they speak in the frames of train.
+        material = _load_material(emotion)
+        # The unpaired streams are training data, so they use the frames of train.
         split = SITUATION_SPLITS[place]
         split = split if split in FRAME_SPLITS else "train"
-        tone = next(t for t, emotions in _frames()["tones"].items() if emotion in emotions)
+        tone = next(t for t, emotions in _load_frames()["tones"].items() if emotion in emotions)
         self.situation, self.emotion, self.feeling, self.draw = situation, emotion, feeling, draw
         self.feelings, self.names = material["feelings"], material["names"]
         self.closings = material["closings"]
-        self.openers = _of_split(_frames()["openers"], split)
-        self.acknowledgements = _of_split(_frames()["acknowledgements"][tone], split)
-        self.farewells = _of_split(_frames()["farewells"][tone], split)
-        self.used_feelings: list[str] = []  # what this conversation has said of the feeling already
+        self.openers = _of_split(_load_frames()["openers"], split)
+        self.acknowledgements = _of_split(_load_frames()["acknowledgements"][tone], split)
+        self.farewells = _of_split(_load_frames()["farewells"][tone], split)
+        self.used_feelings: list[str] = []  # feelings already expressed in this conversation
 
     def conversation(self) -> list[Utterance]:
-        """One of four shapes, with or without a goodbye."""
+        """Return a conversation of one of four shapes, with or without a goodbye."""
         shapes = (
             self._start_with_cause,
             self._start_with_cause,
@@ -153,7 +157,7 @@ class _Writer:
         )
         turns = self.draw.choice(shapes)()
         goes_on = self.draw.random() < GOES_ON
-        turns.append(self._reply(last=not goes_on))
+        turns.append(self._reply_utterance(last=not goes_on))
         if goes_on:
             closing = self.draw.choice(self.closings)
             turns.append(Utterance(role=SPEAKER, text=closing["text"], label=closing["label"]))
@@ -161,7 +165,7 @@ class _Writer:
         return turns
 
     def context(self) -> list[Utterance]:
-        """What comes before a reply."""
+        """Return an unpaired context."""
         shapes = (
             self._start_with_cause,
             self._start_with_hook,
@@ -171,38 +175,42 @@ class _Writer:
         return self.draw.choice(shapes)()
 
     def response(self) -> list[Utterance]:
-        """A listener's answer alone."""
-        makers = (self._reply, self._question, lambda: self._fill_frame(self.acknowledgements))
+        """Return an unpaired response."""
+        makers = (
+            self._reply_utterance,
+            self._question_utterance,
+            lambda: self._fill_frame(self.acknowledgements),
+        )
         return [self.draw.choice(makers)()]
 
     def _start_with_cause(self) -> list[Utterance]:
-        return [self._cause(), *self._question_and_answer()]
+        return [self._cause_utterance(), *self._question_and_answer()]
 
     def _start_with_hook(self) -> list[Utterance]:
-        return [*self._opening(), self._cause()]
+        return [*self._opening_utterances(), self._cause_utterance()]
 
     def _hook_and_question(self) -> list[Utterance]:
-        return [*self._opening(), self._cause(), *self._question_and_answer()]
+        return [*self._opening_utterances(), self._cause_utterance(), *self._question_and_answer()]
 
     def _acknowledge_cause(self) -> list[Utterance]:
-        how = self._feeling()
+        how = self._feeling_phrase()
         return [
-            self._cause(feeling=False),
+            self._cause_utterance(feeling=False),
             self._fill_frame(self.acknowledgements),
             Utterance(role=SPEAKER, text=how, label=self.emotion),
         ]
 
-    def _opening(self) -> list[Utterance]:
+    def _opening_utterances(self) -> list[Utterance]:
         opener = self.draw.choice(self.openers)
         return [
             self._maybe_add_feeling(self.situation["hook"]),
             Utterance(role=LISTENER, text=opener, label="questioning"),
         ]
 
-    def _cause(self, feeling: bool = True) -> Utterance:
+    def _cause_utterance(self, feeling: bool = True) -> Utterance:
         text = self.draw.choice(self.situation["causes"])
         if feeling and self.draw.random() < self.feeling:
-            text = f"{text} {self._feeling()}"
+            text = f"{text} {self._feeling_phrase()}"
         return Utterance(role=SPEAKER, text=text, label=self.emotion, cause=True)
 
     def _question_and_answer(self) -> list[Utterance]:
@@ -214,15 +222,17 @@ class _Writer:
 
     def _maybe_add_feeling(self, text: str) -> Utterance:
         if self.draw.random() < self.feeling:
-            return Utterance(role=SPEAKER, text=f"{text} {self._feeling()}", label=self.emotion)
+            return Utterance(
+                role=SPEAKER, text=f"{text} {self._feeling_phrase()}", label=self.emotion
+            )
         return Utterance(role=SPEAKER, text=text, label=NEUTRAL)
 
-    def _question(self) -> Utterance:
+    def _question_utterance(self) -> Utterance:
         asked = self.draw.choice(self.situation["asked"])
         return Utterance(role=LISTENER, text=asked["question"], label="questioning")
 
-    def _reply(self, last: bool = True) -> Utterance:
-        # A question would want an answer, so it ends a conversation or is not asked.
+    def _reply_utterance(self, last: bool = True) -> Utterance:
+        # A question requires an answer, so it is only used at the end.
         replies = [r for r in self.situation["replies"] if last or r["intent"] != "questioning"]
         reply = self.draw.choice(replies)
         return Utterance(role=LISTENER, text=reply["text"], label=reply["intent"])
@@ -232,7 +242,7 @@ class _Writer:
         text = frame["text"].format(topic=self.situation["topic"])
         return Utterance(role=LISTENER, text=text[0].upper() + text[1:], label=frame["intent"])
 
-    def _feeling(self) -> str:
+    def _feeling_phrase(self) -> str:
         names = self.draw.random() < NAMES_IT and not set(self.names) & set(self.used_feelings)
         sentences = self.names if names else self.feelings
         sentence = self.draw.choice([s for s in sentences if s not in self.used_feelings])
@@ -245,7 +255,7 @@ def _of_split(frames: Sequence[T], split: str) -> list[T]:
 
 
 @functools.cache
-def _material(name: str) -> dict[str, Any]:
+def _load_material(name: str) -> dict[str, Any]:
     folder = resources.files("attune.platform.data.bundled").joinpath("material")
     content: dict[str, Any] = yaml.load(
         folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
@@ -253,5 +263,5 @@ def _material(name: str) -> dict[str, Any]:
     return content
 
 
-def _frames() -> dict[str, Any]:
-    return _material("listener_frames")
+def _load_frames() -> dict[str, Any]:
+    return _load_material("listener_frames")

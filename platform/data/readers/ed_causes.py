@@ -1,9 +1,9 @@
-"""Cause marks of EmpatheticDialogues (Gao et al. 2021): which utterances hold the emotion's cause.
+"""Cause labels of EmpatheticDialogues (Gao et al. 2021): the causes of the emotion.
 
-JSON lines, one conversation each: tokenised `utters`, the emotion as `context`, and in
-`emotion_cause` the numbers, from 0, of the utterances that hold its cause. The marks are of whole
-conversations: the speaker's last turn stands for the emotion, so that as a cause sample it has
-the conversation up to there as its context.
+JSON lines, one conversation per line: tokenised `utters`, the emotion as `context`, and in
+`emotion_cause` the indices of the utterances that are its causes. The labels were made from whole
+conversations. The speaker's last turn carries the emotion, so a cause sample has the conversation
+up to that turn as its context.
 """
 
 import json
@@ -27,12 +27,12 @@ _NEEDED = {"conv_id": str, "utters": list, "context": str, "emotion_cause": list
 
 
 def recognises(path: Path, head: str) -> bool:
-    """A .jsonl file whose first line has its marks."""
+    """Return whether a file is a .jsonl whose first line has the expected keys."""
     return extension(path) == ".jsonl" and all(f'"{key}"' in head for key in ("conv_id", "utters"))
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
-    """Conversations, a piece of the file at a time."""
+    """Yield conversations, one chunk of the file at a time."""
     for piece in lines(path):
         rows: list[dict[str, object]] = []
         for number, line, problem, raw in piece.iter_rows():
@@ -40,17 +40,17 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa
             if problem:
                 rows.append({**place, "problem": problem, "raw": raw})
             elif line.strip():
-                rows.extend({**place, **turn} for turn in _turns(line, split_from_name(path)))
+                rows.extend({**place, **turn} for turn in _parse_turns(line, split_from_name(path)))
         yield conversations(rows).with_columns(text=detokenize_column(pl.col("text")))
 
 
-def _turns(line: str, split: str | None) -> Iterator[dict[str, object]]:
+def _parse_turns(line: str, split: str | None) -> Iterator[dict[str, object]]:
     try:
         conversation = json.loads(line)
     except (RecursionError, ValueError) as error:
         yield {"problem": f"not readable as JSON: {error}", "raw": line}
         return
-    problem = _problem(conversation)
+    problem = _find_problem(conversation)
     if problem:
         yield {"problem": problem, "raw": line}
         return
@@ -71,8 +71,8 @@ def _turns(line: str, split: str | None) -> Iterator[dict[str, object]]:
         }
 
 
-def _problem(conversation: Any) -> str | None:
-    """Why a conversation cannot be used."""
+def _find_problem(conversation: Any) -> str | None:
+    """Return why a conversation cannot be used, or None."""
     if not isinstance(conversation, dict):
         return "not an object: a line must be a JSON object"
     for key, kind in _NEEDED.items():

@@ -1,10 +1,10 @@
-"""EDOS (Welivita, Xie and Pu 2021): dialogs from OpenSubtitles, one a row, with one of 41 labels.
+"""EDOS (Welivita, Xie and Pu 2021): dialogues from OpenSubtitles, one per row, each with a label.
 
-Four files with different columns; the turns of a dialog are the lines of a quoted cell, in three
-files with `- ` in front, and the texts are tokenised with blanks (`I 'm`), which we undo so that
-our tokenizer meets the same spelling everywhere. Who speaks is not known: turns alternate. The
-label is put on the last turn, and is the conversation's emotion where it is one of the 32. The
-split is drawn from the text, because some dialogs occur several times.
+There are four files with different columns. The turns of a dialogue are the lines of a quoted cell,
+in three files after `- `. The texts are tokenised with spaces (`I 'm`), which are removed so that
+all datasets have the same spelling. The speakers are unknown, so turns alternate. The label is that
+of the last turn, and the conversation's emotion if it is one of the 32. The split is a hash of the
+text, because some dialogues occur several times.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ _LABEL = ("emotion", "Agreed emotion (2/3 vote)")
 
 
 def recognises(path: Path, head: str) -> bool:
-    """A CSV with a column of dialogs."""
+    """Return whether a file is a CSV with a column of dialogues."""
     first_line = head.partition("\n")[0]
     return extension(path) == ".csv" and (
         "os_dialog" in first_line or "Agreed emotion" in first_line
@@ -41,9 +41,9 @@ def recognises(path: Path, head: str) -> bool:
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
-    """Conversations, a piece of the file at a time."""
-    columns = [_column(path, names) for names in (_DIALOG, _LABEL)]
-    dialogs = (_dialog(path, record, columns, tolerated) for record in records(path, columns))
+    """Yield conversations, one chunk of the file at a time."""
+    columns = [_find_column(path, names) for names in (_DIALOG, _LABEL)]
+    dialogs = (_parse_dialog(path, record, columns, tolerated) for record in records(path, columns))
     for piece in chunked(dialogs):
         yield conversations([turn for dialog in piece for turn in dialog]).with_columns(
             text=detokenize_column(pl.col("text"))
@@ -51,7 +51,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
 
 
 def detokenize_column(text: pl.Expr) -> pl.Expr:
-    """`I 'm here , isn 't it ?` back to `I'm here, isn't it?`."""
+    """Return detokenised text: `I 'm here , isn 't it ?` as `I'm here, isn't it?`."""
     return (
         text.str.replace_all(r"(?i)(\w) (n't|'(?:s|m|re|ve|ll|d|t)\b)", "${1}${2}")
         .str.replace_all(r" ([.,!?;:])", "${1}")
@@ -59,7 +59,7 @@ def detokenize_column(text: pl.Expr) -> pl.Expr:
     )
 
 
-def _dialog(
+def _parse_dialog(
     path: Path, record: Record, columns: list[str], tolerated: Counter[str]
 ) -> list[dict[str, object]]:
     place = {
@@ -95,7 +95,7 @@ def _dialog(
     ]
 
 
-def _column(path: Path, names: tuple[str, ...]) -> str:
+def _find_column(path: Path, names: tuple[str, ...]) -> str:
     header = read_header(path)
     for name in names:
         if name in header:

@@ -1,10 +1,10 @@
 """EmpatheticDialogues (Rashkin et al. 2019), the official CSV.
 
-Nothing in it is quoted: a comma inside a text is written `_comma_` and a quotation mark is a plain
-character. A few rows are ragged (official test and valid files carry candidates behind the eighth
-field): what lies behind is dropped and counted, and what lacks only the last two fields, which
-nobody uses, is kept and counted. The role is the parity of `utterance_idx`: the first to speak
-is the one who feels.
+Cells are not quoted: a comma inside a text is written `_comma_`, and a quotation mark is an
+ordinary character. Some rows are ragged (the official test and valid files have candidates after
+the eighth field): additional fields are dropped and counted, and rows without the last two fields,
+which are not used, are kept and counted. Roles alternate by `utterance_idx`; the first to speak is
+the speaker.
 """
 
 from collections import Counter
@@ -25,16 +25,16 @@ STREAMS = SPLITS
 HEADER = [
     "conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance", "selfeval", "tags",
 ]  # fmt: skip
-NEEDED = 6  # the utterance is the sixth
+NEEDED = 6  # the utterance is the sixth field
 
 
 def recognises(path: Path, head: str) -> bool:
-    """A CSV whose header has the official names."""
+    """Return whether a file is a CSV with the official header."""
     return extension(path) == ".csv" and head.startswith("conv_id,utterance_idx")
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
-    """Conversations, a piece of the file at a time."""
+    """Yield conversations, one chunk of the file at a time."""
     for number, piece in enumerate(lines(path)):
         if number == 0:
             _check_header(path, piece["line"][0], piece["problem"][0])
@@ -47,18 +47,20 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
         ragged = fields.filter(readable & (pl.col("count") != len(HEADER))).height
         if ragged:
             tolerated["ragged rows"] += ragged
-        index = _field("utterance_idx").str.strip_chars().cast(pl.Int64, strict=False)
-        # A file that somebody saved with quoted cells: its commas would be taken for ours.
-        quoted = (pl.col("count") > len(HEADER)) & (_opens("utterance") | _opens("prompt"))
+        index = _field_column("utterance_idx").str.strip_chars().cast(pl.Int64, strict=False)
+        # A file that was saved with quoted cells: its commas would split texts.
+        quoted = (pl.col("count") > len(HEADER)) & (
+            _opens_quotation("utterance") | _opens_quotation("prompt")
+        )
         yield conversations(
             fields.select(
-                conversation_id=pl.when(pl.col("count") > 1).then(_field("conv_id")),
+                conversation_id=pl.when(pl.col("count") > 1).then(_field_column("conv_id")),
                 split=pl.lit(split_from_name(path)),
                 turn=index - 1,
                 role=pl.when(index % 2 == 1).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER)),
-                text=_text("utterance"),
-                emotion=_field("context").str.strip_chars(),
-                situation=_text("prompt"),
+                text=_text_column("utterance"),
+                emotion=_field_column("context").str.strip_chars(),
+                situation=_text_column("prompt"),
                 file=pl.lit(path.name),
                 row="row",
                 raw=pl.when(~readable | quoted).then("line").otherwise("raw"),
@@ -74,21 +76,25 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
                 .when(quoted)
                 .then(pl.lit("quoted cell: texts are not quoted here, and a comma is '_comma_'"))
                 .when(index.is_null())
-                .then(pl.format("not a whole number: utterance_idx '{}'", _field("utterance_idx"))),
+                .then(
+                    pl.format(
+                        "not a whole number: utterance_idx '{}'", _field_column("utterance_idx")
+                    )
+                ),
             )
         )
 
 
-def _field(name: str) -> pl.Expr:
+def _field_column(name: str) -> pl.Expr:
     return pl.col("field").list.get(HEADER.index(name), null_on_oob=True)
 
 
-def _text(name: str) -> pl.Expr:
-    return _field(name).str.replace_all("_comma_", ",", literal=True).str.strip_chars()
+def _text_column(name: str) -> pl.Expr:
+    return _field_column(name).str.replace_all("_comma_", ",", literal=True).str.strip_chars()
 
 
-def _opens(name: str) -> pl.Expr:
-    return _field(name).str.starts_with('"') & ~_field(name).str.ends_with('"')
+def _opens_quotation(name: str) -> pl.Expr:
+    return _field_column(name).str.starts_with('"') & ~_field_column(name).str.ends_with('"')
 
 
 def _check_header(path: Path, header: str | None, problem: str | None) -> None:

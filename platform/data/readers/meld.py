@@ -1,9 +1,8 @@
 """MELD (Poria et al. 2019): a television series with speakers, emotions and subtitle times.
 
-The first to speak is our speaker, everybody else listens. Some dialogues lack a line (their
-numbers have gaps): what is there is taken as it stands and counted. The three official files share
-episodes, which matters to whoever tests on what a series does not say twice: the frame's `episode`
-tells them apart.
+The first to speak is the speaker, everyone else is a listener. Some dialogues lack a line, which
+leaves a gap in their numbers: they are kept and counted. The three official files share episodes;
+`episode` allows other splits that do not.
 """
 
 from collections import Counter
@@ -34,20 +33,20 @@ _COLUMNS = (
 
 
 def recognises(path: Path, head: str) -> bool:
-    """A CSV with MELD's dialogue numbers."""
+    """Return whether a file is a CSV with MELD's dialogue numbers."""
     return extension(path) == ".csv" and "Dialogue_ID" in head.partition("\n")[0]
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
-    """Conversations, a piece of the file at a time."""
+    """Yield conversations, one chunk of the file at a time."""
     pieces = chunked(records(path, _COLUMNS))
-    frames = (conversations([_row(path, record) for record in piece]) for piece in pieces)
+    frames = (conversations([_parse_row(path, record) for record in piece]) for piece in pieces)
     for frame in whole_conversations(frames):
         yield _assign_turns(frame, tolerated)
 
 
 def _assign_turns(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
-    """The dialogues with roles, and with places for turns where their numbers only have gaps."""
+    """Return dialogues with roles, and with consecutive turns if the numbers only have gaps."""
     dialogue, turn, place = (pl.col(c) for c in ("conversation_id", "turn", "place"))
     placed = frame.with_columns(place=pl.int_range(pl.len()).over(dialogue))
     rising = (turn.diff() > 0).fill_null(True).all().over(dialogue)
@@ -61,7 +60,7 @@ def _assign_turns(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
     ).drop("place")
 
 
-def _row(path: Path, record: Record) -> dict[str, object]:
+def _parse_row(path: Path, record: Record) -> dict[str, object]:
     fields = record.fields
     row: dict[str, object] = {
         "file": path.name,
@@ -81,9 +80,14 @@ def _row(path: Path, record: Record) -> dict[str, object]:
         "speaker": fields["Speaker"],
     }
     try:
-        row["turn"] = _whole("Utterance_ID", fields)
-        row["start"], row["end"] = _seconds(fields["StartTime"]), _seconds(fields["EndTime"])
-        row["episode"] = f"s{_whole('Season', fields):02d}e{_whole('Episode', fields):02d}"
+        row["turn"] = _parse_integer("Utterance_ID", fields)
+        row["start"], row["end"] = (
+            _parse_seconds(fields["StartTime"]),
+            _parse_seconds(fields["EndTime"]),
+        )
+        row["episode"] = (
+            f"s{_parse_integer('Season', fields):02d}e{_parse_integer('Episode', fields):02d}"
+        )
     except ValueError as error:
         return {**row, "problem": str(error)}
     if emotion not in MELD_LABELS:
@@ -91,15 +95,15 @@ def _row(path: Path, record: Record) -> dict[str, object]:
     return row
 
 
-def _whole(name: str, fields: dict[str, str]) -> int:
+def _parse_integer(name: str, fields: dict[str, str]) -> int:
     value = fields[name].strip()
     if not value.isdecimal() or len(value) > 9:
         raise ValueError(f"not a whole number: {name} '{value}'")
     return int(value)
 
 
-def _seconds(clock: str) -> float:
-    """`0:05:52,435` in seconds."""
+def _parse_seconds(clock: str) -> float:
+    """Return a time such as `0:05:52,435` in seconds."""
     try:
         hours, minutes, seconds = clock.replace(",", ".").split(":")
         return int(hours) * 3600 + int(minutes) * 60 + float(seconds)

@@ -14,7 +14,7 @@ from attune.platform.core.errors import DataError
 
 @pytest.mark.parametrize(("size", "by"), [(16, "samples"), (1500, "tokens")])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_an_epoch_has_each_sample_once_whatever_the_ranks(columns, size, by, world_size):
+def test_an_epoch_has_each_sample_once_for_any_number_of_ranks(columns, size, by, world_size):
     streams = [
         Stream(columns, size=size, by=by, rank=rank, world_size=world_size)
         for rank in range(world_size)
@@ -46,7 +46,7 @@ def test_seed_and_epoch_decide_the_order(columns):
 
 
 @pytest.mark.parametrize(("size", "by"), [(16, "samples"), (1500, "tokens")])
-def test_going_on_anywhere_equals_never_having_stopped(columns, size, by):
+def test_resuming_anywhere_gives_the_same_batches(columns, size, by):
     stream = Stream(columns, size=size, by=by, seed=3)
     steps = len(stream.plan(0)) + 5
     whole = list(itertools.islice(stream.batches(), steps + 3))
@@ -60,7 +60,7 @@ def test_going_on_anywhere_equals_never_having_stopped(columns, size, by):
                 assert torch.equal(tensor, expected.batch[name])
 
 
-def test_resuming_makes_no_batch_of_the_past(columns, monkeypatch):
+def test_resuming_builds_no_earlier_batch(columns, monkeypatch):
     loaded_rows = []
     real = Stream._load
     monkeypatch.setattr(Stream, "_load", lambda self, *a: loaded_rows.append(a) or real(self, *a))
@@ -69,7 +69,7 @@ def test_resuming_makes_no_batch_of_the_past(columns, monkeypatch):
     assert len(loaded_rows) <= 4
 
 
-def test_bucketing_pads_little_and_still_mixes(columns):
+def test_bucketing_reduces_padding_and_shuffles(columns):
     stream = Stream(columns, size=16)
     real, padded = np.zeros(2), np.zeros(2)
     lengths = []
@@ -96,7 +96,7 @@ def test_sample_batches_are_nearly_equal(columns):
     assert min(sizes) >= 14
 
 
-def test_batches_to_be_answered_are_by_context(columns):
+def test_batches_for_decoding_are_sorted_by_context(columns):
     stream = Stream(columns, size=50, shuffle=False, by_context=True)
     lengths = [int(batch["context"].shape[1]) for batch in stream.epoch()]
     assert lengths == sorted(lengths)

@@ -156,7 +156,7 @@ def test_steps_of_dialogs():
     assert counts == {"english": 2, "alone": 1}
 
 
-def test_steps_are_chosen_by_name():
+def test_steps_are_selected_by_name():
     assert select_steps(()) == STEPS
     assert set(STEPS) - set(select_steps(["lyrics", "english"])) == {"lyrics", "english"}
     with pytest.raises(UsageError, match="did you mean 'lyrics'"):
@@ -164,7 +164,7 @@ def test_steps_are_chosen_by_name():
     assert all(cleaning.__dict__[step].__doc__ for step in LINE_STEPS)
 
 
-def test_what_two_lines_show():
+def test_features_of_two_lines():
     first = Line(text="Where were you?", start=1.0, end=2.0)
     values = turns.features(first, Line(text="i was at home", start=2.5, end=3.0), 0.7)
     assert {"end ?", "begin lower", "head i", "pair you i", "people you i", "2 home"} <= set(values)
@@ -205,7 +205,7 @@ def classifier(known, tmp_path_factory):
     return path
 
 
-def test_a_classifier_learns_who_speaks(known, classifier):
+def test_turn_classifier_is_trained(known, classifier):
     model = turns.load_turns_model(classifier)
     report = model.report
     assert report["accuracy"] == 1.0
@@ -219,7 +219,7 @@ def test_a_classifier_learns_who_speaks(known, classifier):
     assert turns.train(str(known), lines="utterances") == model  # the same seed, the same weights
 
 
-def test_how_right_a_classifier_is():
+def test_scores_of_a_classifier():
     pair = (Line(text="a"), Line(text="b"))
     truth = turns.LabelledPairs(pairs=[pair] * 5, changes=[True, True, True, False, False])
     metrics = turns.scores([True, True, False, False, True], truth)
@@ -260,13 +260,13 @@ def test_sentences_inside_a_turn_have_the_same_speaker_and_no_times(tmp_path):
     ]
 
 
-def test_a_classifier_that_is_none(tmp_path, known):
-    with pytest.raises(UsageError, match="there is no such file"):
+def test_files_that_are_no_turn_classifier_are_refused(tmp_path, known):
+    with pytest.raises(UsageError, match="no such file"):
         turns.load_turns_model(tmp_path / "absent.json")
     (tmp_path / "other.json").write_text('{"format": "x"}')
-    with pytest.raises(DataError, match="is not a classifier of turns"):
+    with pytest.raises(DataError, match="is not a turn classifier"):
         turns.load_turns_model(tmp_path / "other.json")
-    with pytest.raises(UsageError, match="--lines words: choose"):
+    with pytest.raises(UsageError, match="--lines: expected sentences or utterances, got 'words'"):
         turns.train(str(known), lines="words")
 
 
@@ -275,7 +275,7 @@ def dialogs(lines, model=None, steps=(), gap=5.0):
     return [[turn.text for turn in dialog] for dialog in curated]
 
 
-def test_silence_cuts_dialogs_and_missing_times_do_not():
+def test_silence_ends_dialogues_and_missing_times_do_not():
     lines = [
         Line(text="One.", start=0.0, end=1.0),
         Line(text="Two.", start=6.0, end=7.0),  # exactly five seconds: not more
@@ -288,7 +288,7 @@ def test_silence_cuts_dialogs_and_missing_times_do_not():
     assert dialogs(lines, gap=4.0)[0] == ["One."]
 
 
-def test_what_is_left_out_gives_its_times_to_what_is_shown_with_it():
+def test_dropped_lines_pass_on_their_times():
     lines = [
         Line(text="One.", start=0.0, end=None),
         Line(text="[laughs]", start=None, end=2.0),
@@ -350,7 +350,7 @@ def films(tmp_path):
 
 
 @pytest.mark.usefixtures("here")
-def test_films_become_dialogs(films, tmp_path):
+def test_films_give_dialogues(films, tmp_path):
     out = tmp_path / "out"
     manifest, speed = curate.curate([films], out, model=None)
     rows = pl.read_parquet(out / "dialogs.parquet")
@@ -396,7 +396,7 @@ def test_prepare_reads_what_is_curated(films, tmp_path):
 
 
 @pytest.mark.usefixtures("here")
-def test_a_film_is_in_one_split(tmp_path):
+def test_a_film_belongs_to_one_split(tmp_path):
     for film in range(12):
         (tmp_path / "films" / str(film)).mkdir(parents=True)
         for version in range(2):
@@ -442,7 +442,7 @@ def test_an_interrupted_curation_is_resumed(films, here, tmp_path):
 
 
 @pytest.mark.usefixtures("here")
-def test_what_cannot_be_curated(films, tmp_path):
+def test_wrong_sources_of_subtitles_are_named(films, tmp_path):
     with pytest.raises(UsageError, match="no such source"):
         curate.curate([tmp_path / "absent"], tmp_path / "out", model=None)
     with pytest.raises(UsageError, match=r"no subtitles in .*notes.txt"):
@@ -473,10 +473,10 @@ def test_the_commands(call, known, films, tmp_path):
     assert done["hash"] == read_manifest(tmp_path / "out")["hash"]
     assert done["speed"]["lines_per_second"] > 0
     shown = call(*command, "--without", "lyrics").stdout
-    assert "set aside: 1 damaged files" in shown
+    assert "rejected: 1 damaged files" in shown
     assert "tokens per dialog" in shown
     assert "did you mean 'lyrics'" in error_of(call(*command, "--without", "lyric"))
     assert "no such file" in error_of(call(*command[:-4], "--turns", "x", "--out", "y"))
     refusal = error_of(call("train", "dummy", "--data", "out"))
-    assert "holds no pairs (curation)" in refusal
+    assert "contains no pairs (curation)" in refusal
     assert (tmp_path / "out" / MANIFEST).is_file()

@@ -73,7 +73,7 @@ def test_everything_is_annotated(conversations):
 def test_splits_are_by_material(conversations):
     """Situations, causes, questions, answers and replies of held-out splits are new."""
     for emotion in EMOTIONS:
-        material = generator._material(emotion)["situations"]
+        material = generator._load_material(emotion)["situations"]
         by_split: dict[str, set[str]] = {}
         for place, situation in enumerate(material):
             content = [situation["summary"], situation["hook"], *situation["causes"]]
@@ -143,7 +143,7 @@ def test_lexicon_words_occur_and_are_valued(conversations):
 
 def test_material_has_its_form():
     for emotion in EMOTIONS:
-        material = generator._material(emotion)
+        material = generator._load_material(emotion)
         sizes = {name: len(material[name]) for name in material}
         assert sizes == {
             "situations": 32, "feelings": 8, "names": 2, "closings": 6, "lexicon": 24,

@@ -65,7 +65,7 @@ def test_no_next_turn_where_nobody_answers(tmp_path):
     assert samples["next_turn"].to_list() == [None, None]
 
 
-def test_a_listener_who_begins_answers_nothing(tmp_path):
+def test_a_first_turn_of_a_listener_gives_no_sample(tmp_path):
     utterances = [{"role": r, "text": r} for r in ("listener", "speaker", "listener")]
     lines = [{"id": "x", "utterances": utterances, "split": "train"}]
     manifest = prepare.prepare(write(tmp_path / "own.jsonl", lines), tmp_path / "out")
@@ -131,7 +131,7 @@ def test_digest_does_not_depend_on_threads_or_hash_seed(tmp_path):
     assert {"train.parquet", "batches.txt", "manifest.json"} <= set(contents(tmp_path / "one"))
 
 
-def test_pieces_of_any_size_make_the_same_samples(tmp_path, monkeypatch):
+def test_chunk_size_does_not_change_the_samples(tmp_path, monkeypatch):
     source = write(tmp_path / "own.jsonl", [conversation(n, 2 + n % 5) for n in range(60)])
     whole = prepare.prepare(source, tmp_path / "whole")
     seen = []
@@ -167,7 +167,7 @@ def bad_source(tmp_path):
     return write(tmp_path / "own.jsonl", lines)
 
 
-def test_bad_rows_are_set_aside_and_counted(tmp_path):
+def test_bad_rows_are_rejected_and_counted(tmp_path):
     manifest = prepare.prepare(bad_source(tmp_path), tmp_path / "out")
     # One row of the file, whatever it holds.
     assert manifest["rejected"] == {
@@ -190,12 +190,12 @@ def test_strict_stops_and_writes_nothing(tmp_path):
 
 def test_nothing_usable_is_an_error_and_leaves_nothing(tmp_path):
     source = write(tmp_path / "own.jsonl", [conversation(1, emotion="sadd")])
-    with pytest.raises(DataError, match=r"nothing to learn from.*own.jsonl, row 1"):
+    with pytest.raises(DataError, match=r"the source gives no sample.*own.jsonl, row 1"):
         prepare.prepare(source, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["own.jsonl"]
 
 
-def test_a_crash_leaves_nothing_half_written(tmp_path, monkeypatch):
+def test_a_crash_leaves_no_partial_folder(tmp_path, monkeypatch):
     def crash(*_):
         raise RuntimeError("the machine goes away")
 
@@ -205,7 +205,7 @@ def test_a_crash_leaves_nothing_half_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_is_never_lost(tmp_path):
+def test_existing_data_is_never_lost(tmp_path):
     out = tmp_path / "out"
     one = write(tmp_path / "one.jsonl", [conversation(1, split="train")])
     two = write(tmp_path / "two.jsonl", [conversation(2, split="train")])
@@ -227,7 +227,7 @@ def test_what_is_there_is_never_lost(tmp_path):
     (other / "thesis.txt").write_text("precious")
     for name in ("thesis.txt", "manifest.json"):
         (other / name).write_text("{}")
-        with pytest.raises(UsageError, match="not a preparation"):
+        with pytest.raises(UsageError, match="something else than prepared data"):
             prepare.prepare(one, other, overwrite=True)
     with pytest.raises(UsageError, match="is a file"):
         prepare.prepare(one, tmp_path / "one.jsonl")
@@ -249,13 +249,13 @@ def test_a_damaged_folder_is_repaired(tmp_path):
         read_manifest(out)
 
 
-def test_places_that_cannot_be_written_to(tmp_path, monkeypatch):
+def test_unwritable_output_folders_are_named(tmp_path, monkeypatch):
     source = write(tmp_path / "one.jsonl", [conversation(1, split="train")])
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         prepare.prepare(source, tmp_path / "one.jsonl" / "x")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(UsageError, match="the folder you are in"):
+    with pytest.raises(UsageError, match="is the working directory"):
         prepare.prepare(source, Path())
     # A link stays a link.
     (tmp_path / "real").mkdir()

@@ -83,7 +83,7 @@ def test_edos(tmp_path):
     assert problem_kind(frame["problem"].drop_nulls()[0]) == "unknown label"
 
 
-def test_detokenized():
+def test_detokenized_text():
     frame = pl.DataFrame({"t": ["I 'm sure you don 't , he 's 5 'clock ... do n't !"]})
     assert frame.select(detokenize_column(pl.col("t"))).item() == (
         "I'm sure you don't, he's 5 'clock... don't!"
@@ -258,7 +258,7 @@ def test_rows_count_lines_even_where_cells_hold_line_breaks(tmp_path):
     ]
 
 
-def test_a_conversation_that_lost_a_turn_is_set_aside_whole(ed):
+def test_a_conversation_with_a_bad_turn_is_rejected(ed):
     lines = ED.splitlines(keepends=True)
     ed.write_text("".join([*lines[:2], "garbage\n", *lines[2:]]))
     usable, bad = judged(ed)
@@ -270,7 +270,7 @@ def test_a_conversation_that_lost_a_turn_is_set_aside_whole(ed):
     ]
 
 
-def test_garbage_between_conversations_spoils_none(ed):
+def test_bad_rows_between_conversations_reject_none(ed):
     lines = ED.splitlines(keepends=True)
     ed.write_text("".join([*lines[:3], "garbage\n", *lines[3:]]))
     usable, bad = judged(ed)
@@ -313,7 +313,7 @@ def test_any_emotion_may_be_kept(tmp_path):
         ({"utterances": [{"role": "speaker", "text": "x", "cause": "maybe"}]}, "not true or false"),
     ],
 )
-def test_junk_is_not_turned_into_text(tmp_path, change, problem):
+def test_values_of_wrong_types_are_rejected(tmp_path, change, problem):
     (tmp_path / "own.jsonl").write_text(json.dumps({**CONVERSATION, **change}))
     _, bad = judged(tmp_path / "own.jsonl")
     assert problem in bad["problem"][0]
@@ -338,13 +338,13 @@ def test_pandas_types_are_understood(tmp_path):
     assert bad["problem"][0].startswith("not text: text is b'It is gone.'")
 
 
-def test_a_quotation_mark_that_never_closes_is_named(tmp_path):
+def test_an_unclosed_quotation_mark_is_named(tmp_path):
     rows = 'conversation_id,turn,role,text\na,0,speaker,hi\na,1,listener,"oh no\na,2,speaker,yes\n'
     (tmp_path / "own.csv").write_text(rows)
     raises(DataError, tmp_path / "own.csv", "auto", "row 3: a quotation mark opens here")
 
 
-def test_a_quoted_empathetic_dialogues_is_noticed(ed):
+def test_quoted_empathetic_dialogues_are_detected(ed):
     ed.write_text(ED + 'c:2,1,sad,p,0,"I said, hello",,\n')
     _, bad = judged(ed)
     assert bad["problem"][0].startswith("quoted cell")
@@ -363,7 +363,7 @@ def test_meld_turns_that_go_back_are_not_taken(tmp_path):
         assert usable.height + bad.height == 3
 
 
-def test_a_bad_row_spoils_its_own_conversation_wherever_it_stands(tmp_path):
+def test_a_bad_row_rejects_its_own_conversation_only(tmp_path):
     (tmp_path / "own.csv").write_text(
         "conversation_id,turn,role,text\na,0,speaker,hi\na,1,listener,yes\na,2,speaker\n"
         "b,0,speaker,hi\nb,1,listener,yes\n"
@@ -405,7 +405,7 @@ def test_a_bad_first_row_does_not_make_the_others_differ(ed):
     ]
 
 
-def test_a_file_of_nothing_but_garbage_is_read_in_pieces(tmp_path, monkeypatch):
+def test_a_file_of_bad_rows_is_read_in_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROWS_AT_A_TIME", 1)
     (tmp_path / "own.jsonl").write_text("garbage\n" * 400)
     frames = whole_conversations(Source(str(tmp_path)).read(Counter()))
@@ -443,7 +443,7 @@ def raises(error, path, form, match):
         read(path, form)
 
 
-def test_files_that_cannot_be_read_at_all(tmp_path):
+def test_unreadable_files_are_errors(tmp_path):
     cases = {
         "empty.csv": (b"", "ed", r"empty.csv is empty"),
         "wide.csv": ("conv_id".encode("utf-16"), "ed", r"wide.csv, row 1: .*UTF-16.*iconv"),
@@ -454,8 +454,8 @@ def test_files_that_cannot_be_read_at_all(tmp_path):
         "reccon.json": (b'{"a": [\n', "reccon", r"row \d: not readable as JSON"),
         "twice.json": (b'{"a": [], "a": []}', "reccon", "'a' occurs twice"),
         "latin.json": (b'{"a":\n "\xe9"}', "reccon", "row 2: not UTF-8"),
-        "header.csv": (ED_HEADER.encode(), "ed", "holds no rows"),
-        "blank.jsonl": (b"\n\n", "dialogues", "holds no rows"),
+        "header.csv": (ED_HEADER.encode(), "ed", "has no rows"),
+        "blank.jsonl": (b"\n\n", "dialogues", "has no rows"),
         "packed.jsonl.gz": (b"not gzip", "dialogues", "cannot be read to its end"),
         "cut.jsonl.gz": (gzip.compress(b"x" * 9999)[:40], "dialogues", "cannot be read"),
     }
@@ -468,7 +468,7 @@ def test_wrong_sources_are_named(tmp_path):
     raises(UsageError, tmp_path / "absent", "auto", "no such source")
     raises(UsageError, tmp_path, "auto", "no known format")
     raises(UsageError, tmp_path, "edoss", "did you mean 'edos'")
-    raises(UsageError, tmp_path, "opus", "subtitles become dialogs first, by 'attune data curate")
+    raises(UsageError, tmp_path, "opus", "from subtitles first with 'attune data curate")
     raises(UsageError, tmp_path, "meld", "no file of format 'meld'")
     (tmp_path / "train.csv").write_text(ED)
     (tmp_path / "own.jsonl").write_text(json.dumps(CONVERSATION))
@@ -491,7 +491,7 @@ def test_formats_are_recognised_however_files_are_named(tmp_path):
         assert Source(str(tmp_path / "r.json")).format == "reccon"
 
 
-def test_small_pieces_give_the_same_frame(ed, monkeypatch):
+def test_small_chunks_give_the_same_frame(ed, monkeypatch):
     whole = read(ed)
     monkeypatch.setattr(files, "ROWS_AT_A_TIME", 1)
     assert len(list(files.lines(ed))) > 1

@@ -90,18 +90,20 @@ def test_an_annotator_learns_from_utterances_with_causes(tmp_path, monkeypatch, 
     assert valid["turn_roles"].lengths.tolist() == [1, 2]
 
 
-def test_data_without_cause_streams_give_their_marked_samples(prepared, tmp_path):
+def test_data_without_cause_streams_give_labelled_pairs(prepared, tmp_path):
     assert "cause_train" not in read_manifest(prepared)["splits"]
     assert read_cause_samples(prepared, "test").equals(read_samples(prepared, "test"))
     utterances = [{"role": role, "text": "So."} for role in ("speaker", "listener")]
     line = {"id": "a", "emotion": "sad", "split": "train", "utterances": utterances}
     (tmp_path / "own.jsonl").write_text(json.dumps(line))
     prepare(str(tmp_path / "own.jsonl"), tmp_path / "own")
-    with pytest.raises(UsageError, match=r"no sample of train says .* 'attune annotate cause RUN"):
+    with pytest.raises(
+        UsageError, match=r"no sample of train has cause labels.*'attune annotate cause RUN"
+    ):
         read_cause_samples(tmp_path / "own", "train")
 
 
-def test_published_marks_are_read(tmp_path):
+def test_published_cause_labels_are_read(tmp_path):
     lines = [
         {"conv_id": "c1", "context": "sad", "emotion_cause": [0, 2], "utters": [
             ["i", "do", "n't", "know", "."], ["oh", "!"], ["he", "left"], ["sorry"]]},
@@ -133,7 +135,7 @@ def samples(prepared):
     return both.filter(pl.col("turns") <= 3).head(6).drop("turns")
 
 
-def test_what_the_encoder_reads(encoder, samples):
+def test_encoder_columns(encoder, samples):
     row = samples.filter(pl.col("context").list.len() == 3).head(1)
     read = {
         name: column.pad([0])[0].tolist() for name, column in encoder_columns(encoder, row).items()
@@ -152,7 +154,7 @@ def test_what_the_encoder_reads(encoder, samples):
     assert encoder_columns(encoder, unmarked)["causes"].values.tolist() == [0, 0, 0]
 
 
-def test_a_context_that_is_too_long_loses_its_beginning(encoder, build, samples):
+def test_long_contexts_lose_their_beginning(encoder, build, samples):
     texts = ["now " * 150, "well " * 170, "then " * 50]
     row = samples.filter(pl.col("context").list.len() == 3).head(1)
     row = row.with_columns(context=pl.Series([texts]))
@@ -164,7 +166,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(encoder, build, samples)
     assert marks.list.len().to_list() == [3]
 
 
-def test_encoders_that_are_not_there(monkeypatch, tmp_path, prepared):
+def test_missing_encoders_are_named(monkeypatch, tmp_path, prepared):
     with pytest.raises(UsageError, match="no encoder in 'nowhere'"):
         encoders.load("nowhere")
     (tmp_path / "config.json").write_text("{}")
@@ -176,7 +178,7 @@ def test_encoders_that_are_not_there(monkeypatch, tmp_path, prepared):
         setup.new_run("cause-annotator", data=str(prepared))
 
 
-def test_minilm_is_there_and_knows_what_words_mean():
+def test_minilm_embeds_similar_texts_alike():
     minilm = encoders.load(encoders.MINILM)
     texts = minilm.subwords(["a sad loss", "grief and sorrow", "a fast car"])
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], True)
@@ -188,7 +190,7 @@ def test_minilm_is_there_and_knows_what_words_mean():
     assert means[0] @ means[1] > means[0] @ means[2] + 0.2
 
 
-def test_marks_come_from_emotion_and_context_alone(build, samples):
+def test_cause_probabilities_depend_on_emotion_and_context_only(build, samples):
     model = build("cause-annotator")
     marks = cause_probabilities(model, samples)
     other = samples.with_columns(
@@ -207,7 +209,7 @@ def test_marks_come_from_emotion_and_context_alone(build, samples):
     assert (changed.list.last() != marks.list.last()).filter(long).all()  # the others are seen
 
 
-def test_a_resting_encoder_does_not_move(build, batch):
+def test_a_frozen_encoder_is_not_trained(build, batch):
     variant = build("cause-annotator", tuned=False).variant
     [stage] = variant.stages()
     assert "encoder" not in stage.players["model"]
@@ -219,7 +221,7 @@ def test_a_resting_encoder_does_not_move(build, batch):
     assert losses["cause"] == losses["accuracy"] == 0  # what is not marked teaches nothing
 
 
-def test_a_copied_run_needs_nothing_else(build, tiny_encoder, samples, tmp_path):
+def test_a_copied_run_is_self_contained(build, tiny_encoder, samples, tmp_path):
     own = tmp_path / "own"
     shutil.copytree(tiny_encoder, own)
     model = build("cause-annotator", encoder=str(own))
@@ -231,7 +233,7 @@ def test_a_copied_run_needs_nothing_else(build, tiny_encoder, samples, tmp_path)
     assert cause_probabilities(loaded, samples).equals(expected)
 
 
-def test_scores_are_what_they_say(build, monkeypatch):
+def test_cause_scores(build, monkeypatch):
     truth = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0]).bool().numpy()
     marks = torch.tensor([1, 1, 0, 1, 1, 0, 0, 0]).bool().numpy()
     actual = cause_metrics.scores(marks, truth)
@@ -307,7 +309,7 @@ def marked_by_hand(run, folder, stream, threshold):
 
 
 @pytest.mark.usefixtures("home")
-def test_annotate_adds_marks(call, here, unmarked, tmp_path):
+def test_annotate_adds_cause_labels(call, here, unmarked, tmp_path):
     run = find_run("marker")
     marks = cause_probabilities(load_model(run.model), read_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
@@ -341,7 +343,7 @@ def test_annotate_adds_marks(call, here, unmarked, tmp_path):
 
 
 @pytest.mark.usefixtures("home", "here")
-def test_a_run_chooses_its_own_threshold(prepared, unmarked, tmp_path):
+def test_a_run_applies_its_own_threshold(prepared, unmarked, tmp_path):
     marker, out = find_run("marker"), tmp_path / "out"
     marks = cause_probabilities(load_model(marker.model), read_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
@@ -387,7 +389,7 @@ def test_an_interrupted_annotation_is_resumed(here, unmarked, tmp_path):
 
 
 @pytest.mark.usefixtures("home", "here")
-def test_annotate_refuses(call, prepared, unmarked, tmp_path):
+def test_annotate_rejects_wrong_input(call, prepared, unmarked, tmp_path):
     def message(*arguments):
         return error_of(call("annotate", "cause", *arguments))
 
@@ -408,7 +410,7 @@ def test_annotate_refuses(call, prepared, unmarked, tmp_path):
 
 
 @pytest.mark.usefixtures("home")
-def test_evaluate_measures_marks(call, tmp_path):
+def test_evaluate_measures_cause_labels(call, tmp_path):
     prepare(reccon(tmp_path / "raw", test=[DIALOGUE]), tmp_path / "feelings")
     command = ("evaluate", "marker", "--data", tmp_path / "feelings")
     actual = json_output(call(*command, "--threshold", "0.01", "--json"))

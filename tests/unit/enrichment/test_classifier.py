@@ -35,7 +35,7 @@ def encoder(tiny_encoder):
     return encoders.load(str(tiny_encoder))
 
 
-def test_the_emotion_is_not_among_what_it_reads(encoder, prepared):
+def test_the_emotion_is_not_an_input(encoder, prepared):
     samples = read_samples(prepared, "test").head(20)
     read = subword_columns(encoder, samples)
     for row in (0, 7, 19):
@@ -70,7 +70,7 @@ def test_long_texts_lose_their_beginning_and_missing_ones_are_empty(encoder, pre
     assert set(unpaired["context_subwords"].lengths) == {0}
 
 
-def test_both_kinds_of_text_teach_it(build, batch):
+def test_it_is_trained_on_contexts_and_responses(build, batch):
     variant = build("emotion-classifier", response_weight=0.5).variant.eval()
     losses = variant.losses({"paired": batch}, Progress())
     for kind, predicted in (("context", variant.predict), ("response", variant.predict_response)):
@@ -80,7 +80,7 @@ def test_both_kinds_of_text_teach_it(build, batch):
     assert update.weights == {"context": 1.0, "response": 0.5}
 
 
-def test_a_resting_encoder_does_not_move(build):
+def test_a_frozen_encoder_is_not_trained(build):
     [stage] = build("emotion-classifier", tuned=False).variant.stages()
     assert stage.players["model"] == ("output",)
 
@@ -100,7 +100,7 @@ def test_log_probabilities_are_by_row(build, prepared):
         classify_texts(build("dummy"), samples, "context")
 
 
-def test_the_calibration_error_is_the_one_worked_out_by_hand():
+def test_calibration_error_of_a_small_example():
     confidence = np.array([0.9, 0.9, 0.9, 0.9, 0.5, 0.5])
     right = [0, 0, 1, 1, 0, 1]  # half of the sure ones: 0.4 off; of the others: right
     log_probabilities = np.log(np.stack([confidence, 1 - confidence], axis=1))
@@ -140,7 +140,7 @@ def test_weighted_scores_count_labels_as_often_as_they_are_true():
     assert actual["weighted_f1"] == pytest.approx(0.5)
 
 
-def test_scores_say_what_a_threshold_keeps():
+def test_scores_above_a_threshold():
     probabilities = np.array([[0.7, 0.2, 0.1], [0.65, 0.3, 0.05], [0.4, 0.5, 0.1], [0.6, 0.2, 0.2]])
     actual = emotion_metrics.scores(np.log(probabilities), np.array([0, 1, 0, 0]), 0.6)
     assert actual["emotion_accuracy"] == 0.5
@@ -185,7 +185,7 @@ def test_temperatures_are_fitted_on_valid_and_kept(prepared, monkeypatch):
 
 
 @pytest.mark.usefixtures("home")
-def test_data_that_changed_cannot_calibrate():
+def test_changed_data_cannot_calibrate():
     run = find_run("teller")
     changed = run.update(data={**run.data, "hash": "other"})
     with pytest.raises(UsageError, match=r"'teller' is not calibrated yet, and .* has changed"):

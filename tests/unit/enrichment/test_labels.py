@@ -109,7 +109,7 @@ def test_each_utterance_once(data):
     assert one["turn"].to_list() == [0, 1, 2]
 
 
-def test_labels_of_paired_data_teach_utterances(prepared):
+def test_labels_of_pairs_give_labelled_utterances(prepared):
     actual = read_labelled_utterances(prepared, "valid")
     samples = read_samples(prepared, "valid")
     assert actual.schema == samples.schema
@@ -131,7 +131,7 @@ def test_data_without_labels_are_refused(data):
         read_labelled_utterances(data, "train")
 
 
-def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch, tiny_encoder):
+def test_empathetic_intents_train_a_classifier(tmp_path, monkeypatch, tiny_encoder):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
     (tmp_path / "train.txt").write_text("17 <SEP> i am thankful\n38 <SEP> why?\n40 <SEP> ok.\n")
     (tmp_path / "valid.txt").write_text("17 <SEP> so thankful\n40 <SEP> ok.\n")
@@ -151,7 +151,7 @@ def test_sentences_of_empathetic_intents_are_learned_from(tmp_path, monkeypatch,
     (tmp_path / "home").rename(tmp_path / "gone")
 
 
-def test_only_contexts_teach_it(build, batch):
+def test_it_is_trained_on_contexts_only(build, batch):
     variant = build("intent-classifier").variant
     assert set(variant.losses({"paired": batch}, Progress())) == {"context"}
     assert variant.stages()[0].updates[0].weights == {"context": 1.0}
@@ -204,7 +204,7 @@ def test_samples_carry_the_likeliest_labels(output, data):
     assert read_labelled_utterances(out, "train").height == turns
 
 
-def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypatch):  # noqa: ARG001
+def test_an_interrupted_annotation_is_resumed(home, here, data, tmp_path, monkeypatch):  # noqa: ARG001
     run, out = find_run("intent-classifier"), tmp_path / "out"
     whole = label_utterances(run, data, tmp_path / "whole")
     shards = len(here)
@@ -221,7 +221,7 @@ def test_an_interrupted_annotation_goes_on(home, here, data, tmp_path, monkeypat
     assert output["contents"] == whole["contents"]
 
 
-def test_what_cannot_be_labelled(output, data, prepared, tmp_path):
+def test_label_rejects_wrong_input(output, data, prepared, tmp_path):
     out, manifest = output
     run = find_run("intent-classifier")
     assert label_utterances(run, data, out) == manifest  # it is there already
@@ -252,7 +252,7 @@ def test_emotionality_is_the_share_of_the_32(output):
     assert sum(shares.values()) == pytest.approx(1)
 
 
-def test_the_most_emotional_make_a_folder(output, data, tmp_path):
+def test_the_most_emotional_dialogues_are_selected(output, data, tmp_path):
     out, _ = output
     every = read_emotionality(out)
     manifest, chosen = select_dialogues(out, tmp_path / "top", top=7)
@@ -280,7 +280,7 @@ def test_the_most_emotional_make_a_folder(output, data, tmp_path):
     assert whole["hash"] == read_manifest(out)["hash"]
 
 
-def test_a_run_may_learn_from_emotional_dialogs_alone(output, data):
+def test_a_run_trains_on_emotional_dialogues_only(output, data):
     out, _ = output
     samples = read_samples(out, "train")
     every = read_emotionality(out).filter(split="train")
@@ -301,7 +301,7 @@ def test_a_run_may_learn_from_emotional_dialogs_alone(output, data):
         )
 
 
-def test_what_cannot_be_selected(output, data, tmp_path):
+def test_select_rejects_wrong_input(output, data, tmp_path):
     out, _ = output
     for options in ({}, {"top": 3, "threshold": 0.5}):
         with pytest.raises(UsageError, match="either --top N or --threshold T, not both"):

@@ -112,7 +112,7 @@ def harvested(home, here, tmp_path):  # noqa: ARG001
     return out, harvest_texts(find_run("teller"), [source], out)
 
 
-def test_texts_come_with_what_the_classifier_says(harvested, tmp_path):
+def test_texts_have_the_classifiers_emotions(harvested, tmp_path):
     out, manifest = harvested
     prepare(str(tmp_path / "reddit.jsonl"), tmp_path / "prepared")
     pairs = pl.concat([read_samples(tmp_path / "prepared", s) for s in ("train", "valid", "test")])
@@ -161,7 +161,7 @@ def test_short_texts_are_left_out(tmp_path):
         harvest_texts(find_run("teller"), [source], tmp_path / "no", min_length=1000)
 
 
-def test_the_threshold_is_above_which(harvested):
+def test_probabilities_must_exceed_the_threshold(harvested):
     out, _ = harvested
     texts = read_samples(out, "unpaired_contexts")
     one = float(texts["probability"].sort()[10])
@@ -204,7 +204,7 @@ def split_sizes(source, folder):
 
 
 @pytest.mark.usefixtures("home")
-def test_an_interrupted_harvest_goes_on(here, tmp_path, monkeypatch):
+def test_an_interrupted_harvest_is_resumed(here, tmp_path, monkeypatch):
     run, out = find_run("teller"), tmp_path / "out"
     source = dialogues(tmp_path / "own.jsonl")
 
@@ -239,7 +239,7 @@ def test_several_sources_and_prepared_ones(tmp_path):
 
 
 @pytest.mark.usefixtures("home", "here")
-def test_what_cannot_be_harvested_is_refused(call, tmp_path):
+def test_harvest_rejects_wrong_input(call, tmp_path):
     source = dialogues(tmp_path / "own.jsonl", 2)
 
     def replies(*arguments, code=2):
@@ -315,7 +315,7 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
     assert expected.height + responses.height < 40
 
 
-def test_without_a_harvest_the_data_bring_their_own(home, prepared):  # noqa: ARG001
+def test_without_a_harvest_the_unpaired_text_of_the_data_is_used(home, prepared):  # noqa: ARG001
     run = begin(prepared)
     assert "harvest" not in run.data
     streams, _ = load_streams(run, setup.build_run_model(run))
@@ -336,9 +336,9 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
         begin(prepared, harvest="nowhere")
     with pytest.raises(UsageError, match="expected a harvest, got prepared data"):
         begin(prepared, harvest=str(prepared))
-    with pytest.raises(UsageError, match=r"holds no pairs \(harvest\)"):
+    with pytest.raises(UsageError, match=r"contains no pairs \(harvest\)"):
         begin(out)
-    with pytest.raises(UsageError, match="holds no pairs"):
+    with pytest.raises(UsageError, match="contains no pairs"):
         harvest_texts(find_run("teller"), [str(out)], tmp_path / "again")
     with pytest.raises(UsageError, match=r"harvest_threshold=1\.0"):
         begin(prepared, harvest=str(out), harvest_threshold=1.0)

@@ -25,7 +25,7 @@ def home(tmp_path, monkeypatch, build, prepared):
 
 
 @pytest.mark.usefixtures("home")
-def test_runs_answer_corpora_they_have_not_seen(call, data, prepared):
+def test_runs_are_evaluated_on_other_corpora(call, data, prepared):
     few = ("--set", "max_tokens=3")
     actual = json_output(
         call("show", "transfer", "plain", "alone", "--data", prepared, *few, "--json")
@@ -42,7 +42,7 @@ def test_runs_answer_corpora_they_have_not_seen(call, data, prepared):
 
 
 @pytest.mark.usefixtures("home")
-def test_a_predictor_stands_beside_a_guess(call, prepared):
+def test_predictor_is_compared_with_guessing(call, prepared):
     model = load_model(find_run("alone").model)
     samples = read_samples(prepared, "test")
     labelled = samples.filter(samples["response_label"].is_in(LABELS))
@@ -57,7 +57,7 @@ def test_a_predictor_stands_beside_a_guess(call, prepared):
 
 
 @pytest.mark.usefixtures("home")
-def test_what_is_asked_for_is_counted(monkeypatch, prepared):
+def test_requested_labels_are_counted(monkeypatch, prepared):
     """With a labeller that takes an answer for what its model was asked for, half the time."""
     asked = []
     monkeypatch.setattr(

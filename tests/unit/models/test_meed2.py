@@ -55,12 +55,12 @@ def test_subwords_are_saved_and_read(tokenizer, tmp_path):
 
 
 def test_tokenizers_that_cannot_be_used(tmp_path, tiny_encoder):
-    with pytest.raises(UsageError, match="at least 265 is expected"):
+    with pytest.raises(UsageError, match="vocabulary_size: expected at least 265"):
         Subwords.learn(TEXTS, 100)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"no tokenizer\.json"):
+    with pytest.raises(UsageError, match=r"expected a tokenizer\.json"):
         Subwords.read(tmp_path / "tokenizer.json")
-    with pytest.raises(UsageError, match="a byte-level one is expected"):
+    with pytest.raises(UsageError, match="expected a byte-level tokenizer"):
         Subwords.read(tiny_encoder / "tokenizer.json")
 
 

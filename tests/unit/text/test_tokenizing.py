@@ -55,12 +55,12 @@ PIECES = st.sampled_from([*"".join(WORDS).split(" "), "\n", "\t"])
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(PIECES, st.sampled_from(["", " ", "  "])), max_size=14))
-def test_equals_nltk_on_whatever_people_type(parts):
+def test_equals_nltk_on_random_text(parts):
     text = "".join(piece + blank for piece, blank in parts)
     assert tokenize_one(text) == nltk_tokens(text)
 
 
-def test_the_papers_habits():
+def test_tokens_as_in_the_papers():
     assert " ".join(tokenize_one("I CAN'T, it's John's.")) == "i can not , it is john 's ."
 
 

@@ -20,7 +20,7 @@ def test_vocabulary_is_ordered_by_count_then_alphabet():
     assert vocabulary.tokens == (*SPECIALS, "a", "b", "c", "rare")
 
 
-def test_vocabulary_cuts_and_keeps():
+def test_vocabulary_is_limited_and_keeps_required_words():
     assert Vocabulary.build(COUNTS, min_count=2).tokens[len(SPECIALS) :] == ("a", "b", "c")
     assert Vocabulary.build(COUNTS, max_size=len(SPECIALS) + 1).tokens[-1] == "a"
     kept = Vocabulary.build(COUNTS, min_count=3, always=["sad"])

@@ -36,7 +36,7 @@ def test_word_vectors(tmp_path, packed):
     assert np.array_equal(vectors.matrix, again.matrix)
 
 
-def test_word2vec_header_is_passed_over(tmp_path):
+def test_word2vec_header_is_skipped(tmp_path):
     (tmp_path / "v.txt").write_text("2 3\na 4 5 6\nb 1 2 3\n")
     assert load_word_vectors(tmp_path / "v.txt", Vocabulary.build(COUNTS)).dimension == 3
 
@@ -44,9 +44,9 @@ def test_word2vec_header_is_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a 1 2 3\nb 1 2\n", "row 2: 2 numbers where row 1 has 3"),
+        ("a 1 2 3\nb 1 2\n", "row 2: expected 3 numbers, got 2"),
         ("a 1 2 3\nb 1 x 3\n", "row 2"),
-        ("zzz 1 2 3\n", "none of the vocabulary"),
+        ("zzz 1 2 3\n", r"none of the \d+ tokens of the vocabulary"),
     ],
 )
 def test_bad_word_vectors_are_named(tmp_path, content, message):
