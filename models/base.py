@@ -1,9 +1,8 @@
-"""The contract between a paper's model and everything that drives it.
+"""The interface between a model and training, evaluation, serving and tuning.
 
-A `Variant` is anything the trainer trains; a `DialogueVariant` also answers. What a variant needs
-of its data, how it is sized, what may be left out of it (ablations) and what is worth tuning are
-plain data on the class, so that the command line, sweeps, evaluation, the page and the tests pick
-up a new system by its being listed.
+A `Variant` can be trained; a `DialogueVariant` also generates responses. Data requirements,
+presets, ablations and search spaces are plain data on the class. A system that is listed in
+`VARIANTS` is therefore available in the command line, sweeps, evaluation, the page and the tests.
 """
 
 import math
@@ -16,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 TextKind = Literal["context", "response"]
-"""What a classifier of texts may read."""
+"""The kinds of text that a classifier can read."""
 
 Losses = dict[str, Tensor]
-"""Unweighted loss terms: sums over tokens or samples, divided by the batch's divisors; an `Update`
-weighs them."""
+"""Unweighted loss terms by name: sums over tokens or samples, divided by the batch's `tokens` or
+`samples`. An `Update` has their weights."""
 
 State = dict[str, Any]
-"""What decoding carries from token to token: nested dicts and lists of tensors, batch first."""
+"""The decoder's state between tokens: nested dicts and lists of tensors, batch first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +31,12 @@ class Batch:
 
     tensors: Mapping[str, Tensor]
     samples: float
-    """The divisor of this rank's sums over samples; the mean of the results over the ranks is that
-    of the global batch. In training a constant, the mean over the batches of the run; otherwise the
-    number of samples."""
+    """Divisor of sums over the samples of this rank, such that the mean over ranks of the quotients
+    is the loss of the global batch. In training it is a constant of the run, the mean number of
+    samples per batch; otherwise the number of samples."""
     tokens: float
-    """The same for sums over tokens: in training `samples` times the mean length of a response of
-    train, otherwise the number of response tokens, `<eos>` included."""
+    """Divisor of sums over tokens: in training `samples` times the mean length of a response in
+    train, otherwise the number of response tokens, including `<eos>`."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -46,93 +45,95 @@ class Batch:
         return len(self.tensors["index"])
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device."""
+        """Return the batch on another device."""
         moved = {name: t.to(device, non_blocking=True) for name, t in self.tensors.items()}
         return Batch(tensors=moved, samples=self.samples, tokens=self.tokens)
 
 
 Batches = Mapping[str, Batch]
-"""A batch of each stream that a stage asks for, by the stream's name."""
+"""A batch of each stream of a stage, by the name of the stream."""
 
 PAIRED = "paired"
 FOLLOWED = "followed"
-"""The paired samples whose response the speaker answers: `next_turn` is there."""
+"""The paired samples with a next turn, in which the speaker reacts to the response."""
 CONTEXTS, RESPONSES = "contexts", "responses"
-"""Unpaired text: `index`, `context`, `context_roles` and `emotion`, and nothing of a response; or
-`index`, `response` and `emotion`, and nothing of a context. A variant that asks for them has the
-filters `harvest` and `harvest_threshold` (`DataFilters`). Only training has them: on valid, losses
-get paired samples alone."""
+"""Unpaired text. Contexts have the columns `index`, `context`, `context_roles` and `emotion`;
+responses have `index`, `response` and `emotion`. A variant that requires them has the filters
+`harvest` and `harvest_threshold` (`DataFilters`). They exist in training only: validation computes
+the losses of paired samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of a stage, which schedules inside a loss depend on."""
+    """The progress of a stage, for schedules inside a loss, such as KL annealing."""
 
     step: int = 0
-    """Optimizer steps that the stage has done."""
+    """Number of optimizer steps done in the stage."""
     fraction: float = 0.0
-    """Of the stage's steps: 0 at its first update, 1 at its last."""
+    """Share of the stage's steps: 0 at the first update, 1 at the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataFilters:
-    """The settings, by name, with which a variant selects the data it is trained on.
-
-    None: the variant has no such setting.
-    """
+    """Names of the settings by which a variant filters its training data; None if it has no such
+    setting."""
 
     cause_threshold: str | None = None
-    """Probability from which an utterance is marked as a cause, in train and valid; 0 keeps the
-    marks of the data."""
+    """Probability from which an utterance is labelled as a cause, in train and valid; 0 keeps the
+    labels of the data."""
     emotionality_threshold: str | None = None
     """Minimum emotionality of a dialogue of train; 0 keeps all."""
     harvest: str | None = None
-    """Folder of `attune data harvest` with the unpaired texts; empty: those of the data."""
+    """Folder of `attune data harvest` with unpaired text; if empty, that of the data is used."""
     harvest_threshold: str | None = None
-    """Probability above which a harvested text is kept with its emotion."""
+    """Probability of its emotion above which an unpaired text is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRequirements:
-    """What a variant needs of its data."""
+    """The data that a variant requires."""
 
     tokenizer: Literal["words", "subwords"] = "words"
     labels: Literal["conversations", "utterances"] = "conversations"
-    """Whose labels `emotion` numbers: the 32 emotions of conversations, or the 41 emotions and
-    intents of utterances, of which each is then a context of its own without a response."""
+    """The labels in the column `emotion`: the 32 emotions of conversations, or the 41 emotions and
+    intents of utterances. With labels of utterances each utterance is a context without a
+    response."""
     separators: bool = False
-    """`<sep>` behind each utterance of the context."""
+    """Whether `<sep>` follows each utterance of the context."""
     columns: tuple[str, ...] = ("context", "context_roles", "response", "emotion")
-    """The tensors it reads from a batch; `emotion_words` brings the others' with it."""
+    """The tensors of a batch. `emotion_words` adds those of response and next turn."""
     intensity: bool = False
-    """How strongly words are felt (`DataInfo.intensity`)."""
+    """Whether `DataInfo.intensity` is required."""
     streams: tuple[str, ...] = (PAIRED,)
     filters: DataFilters = DataFilters()
     encoder: str | None = None
-    """The setting that names the pretrained encoder it reads with: it gets the encoder under this
-    name, and in its batches those columns of `encoder_columns` and `subword_columns` that it asks
-    for."""
+    """The setting that names a pretrained encoder. `DataInfo.encoders` has the encoder under this
+    name, and `columns` may name columns of its token ids (`encoder_columns` and
+    `subword_columns`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """What a model must know of the data it is built for."""
+    """Properties of the dataset that a model is built for: vocabulary, labels, lexicon values and
+    pretrained modules."""
 
     num_tokens: int
+    """Size of the vocabulary."""
     specials: Mapping[str, int]
-    """The numbers of `<pad>`, `<sos>` and the others."""
+    """Token ids of `<pad>`, `<sos>` and the other special tokens, which come first."""
     emotions: tuple[str, ...]
+    """Names of the emotions, in the order of their ids."""
     emotion_tokens: tuple[int, ...]
-    """The number of each emotion's own word in the vocabulary."""
+    """Token id of each emotion's name."""
     word_vectors: Tensor | None = None
-    """(num_tokens, any dimension), to begin with."""
+    """(num_tokens, any dimension) initial word embeddings."""
     emotion_words: Tensor | None = None
-    """(num_tokens,) which tokens are emotion words, where a variant reads `emotion_words`."""
+    """(num_tokens,) True for emotion words; only if the column `emotion_words` is required."""
     intensity: Tensor | None = None
-    """(num_tokens,) |valence - 1/2| + arousal of each token, 0 where a lexicon has none; where a
-    variant needs it."""
+    """(num_tokens,) emotional intensity |valence - 1/2| + arousal of each token, 0 for tokens that
+    are not in the lexicon; only if required."""
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
-    """Pretrained encoders, by the name a variant asks for them with."""
+    """Pretrained encoders by `DataRequirements.encoder`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,39 +144,42 @@ class Update:
     losses: str
     """The variant's method `(batches, progress) -> Losses`."""
     weights: Mapping[str, float]
-    """What each term counts in the total; a term without one is only logged."""
+    """Weight of each loss term in the total; a term without a weight is only logged."""
     repeat: int = 1
+    """Number of times the update is done per round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Who learns what, from which data, judged by what."""
+    """A stage of training: players, updates, data streams and the metric of the best checkpoint."""
 
     name: str
     players: Mapping[str, tuple[str, ...]]
-    """A player is what one optimizer owns: names of the variant's own parts."""
+    """Modules by player. A player is the set of modules, named by attribute of the variant, that
+    one optimizer owns."""
     updates: tuple[Update, ...]
+    """The updates of one round, in order."""
     streams: tuple[str, ...] = (PAIRED,)
     share: float = 1.0
-    """Of the whole run's steps, in proportion to the other stages' shares."""
+    """Share of the run's steps, relative to the shares of the other stages."""
     rate: float = 1.0
     """Factor of the run's learning rate."""
     schedule: Literal["constant", "noam", "linear", "cosine"] | None = None
-    """The decay of the learning rate, if it is not the run's."""
+    """Decay of the learning rate; None for that of the run."""
     metric: str = "valid_loss"
-    """What the best checkpoint has the least of (the most, where it is an accuracy)."""
+    """Metric that selects the best checkpoint: the highest accuracy, the lowest of all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A setting to be tuned: one of these values."""
+    """A dimension of a search space: one of several values."""
 
     values: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A setting to be tuned: a number from `low` to `high`."""
+    """A dimension of a search space: a number from `low` to `high`."""
 
     low: float
     high: float
@@ -183,6 +187,7 @@ class Range:
 
 
 SearchSpaces = Mapping[str, Mapping[str, Choice | Range]]
+"""Dimensions by setting, by the name of the search space."""
 
 Presets = Mapping[str, Mapping[str, Any]]
 """Settings of model and training by the name of the preset."""
@@ -195,7 +200,7 @@ def extend_presets(presets: Presets, **settings: Mapping[str, Any]) -> Presets:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The finite numbers that a setting accepts, as in `Annotated[float, Bounds(above=0)]`."""
+    """The range of finite numbers that a setting accepts: `Annotated[float, Bounds(above=0)]`."""
 
     at_least: float = -math.inf
     above: float = -math.inf
@@ -218,15 +223,15 @@ class Bounds:
 Size = Annotated[int, Bounds(at_least=1, at_most=65_536)]
 """The width of a layer, in units."""
 Count = Annotated[int, Bounds(at_least=1, at_most=1_000)]
-"""A number of things of which there is at least one, such as layers."""
+"""A number of layers, updates and so on, of which there is at least one."""
 Steps = Annotated[int, Bounds(at_least=0, at_most=1_000_000_000)]
 """A number of optimizer steps; 0 usually has a special meaning."""
 Weight = Annotated[float, Bounds(at_least=0)]
 """The weight of a loss term; 0 removes it."""
 Share = Annotated[float, Bounds(at_least=0, below=1)]
-"""A share that may be nothing but not everything, such as a dropout rate."""
+"""A share from 0 to below 1, such as a dropout rate."""
 Probability = Annotated[float, Bounds(above=0, below=1)]
-"""A probability that separates two cases."""
+"""A probability between 0 and 1, such as a decision threshold."""
 Temperature = Annotated[float, Bounds(above=0, at_most=100)]
 """The temperature of a softmax or of sampling."""
 
@@ -238,38 +243,37 @@ class LabelledPoints:
     points: Tensor
     """(N, D), detached, on the CPU."""
     names: Sequence[str]
-    """(N,) the label beside each point."""
+    """(N,) label of each point."""
     groups: Sequence[str]
-    """(N,) the group that colours each point."""
+    """(N,) group of each point, which determines its colour."""
 
 
 class Variant(nn.Module, ABC):
-    """Everything the trainer drives: dialogue models, classifiers, annotators."""
+    """A model that can be trained: a dialogue model, a classifier or an annotator."""
 
     system: ClassVar[str]
-    """The name in tables: "MIME"."""
+    """Name in tables, such as "MIME"."""
     paper: ClassVar[str]
-    """Who proposed it, where."""
+    """Authors and year of the paper."""
     Config: ClassVar[type]
-    """A frozen keyword-only dataclass; each field's docstring is its help text."""
+    """Settings: a frozen keyword-only dataclass whose field docstrings are the help texts."""
     requirements: ClassVar[DataRequirements] = DataRequirements()
     presets: ClassVar[Presets]
     """`tiny` (tests), `small` (the demo), `compact` (converges on EmpatheticDialogues on two cores)
-    and `paper` (what the paper states)."""
+    and `paper` (the paper's settings)."""
     ablations: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Names of reduced systems with the settings that make them."""
+    """Settings of each ablation, by its name. An ablation can be trained like a variant."""
     search_spaces: ClassVar[SearchSpaces] = {}
     validation_metrics: ClassVar[tuple[str, ...]] = ()
-    """What validation measures besides the loss and perplexity: the loss terms of all stages, and
-    an accuracy for each prediction. An ablation may have fewer."""
+    """Metrics of validation besides loss and perplexity: the loss terms of all stages, and an
+    accuracy for each prediction. An ablation may lack some."""
     figures: ClassVar[Mapping[str, str]] = {}
-    """The figures of its paper that can be drawn from a trained model: the figure's name (that of
-    the `attune show` command) -> the method that returns what to draw. The method takes what the
-    figure depends on, often nothing, and returns a small dataclass of tensors and labels, such as
-    `LabelledPoints`; drawing is left to the caller."""
+    """Figures of the paper that can be drawn from a trained model: the name of the `attune show`
+    command -> the method that returns its data. The method returns a dataclass of tensors and
+    labels, such as `LabelledPoints`; the caller draws it."""
     zero_3: ClassVar[bool] = False
-    """Whether every weight is used only within the forward of the module that owns it, which is
-    what lets ZeRO 3 spread the weights themselves over the workers."""
+    """Whether each weight is used only in the forward pass of the module that owns it, which ZeRO 3
+    requires to partition the weights."""
 
     def __init__(self, config: Any, data_info: DataInfo):
         super().__init__()
@@ -278,122 +282,125 @@ class Variant(nn.Module, ABC):
 
     @classmethod
     def requirements_for(cls, config: Any) -> DataRequirements:
-        """What it needs with these settings: an ablation may need less, or something else."""
+        """Return the requirements with these settings; those of an ablation may differ."""
         return cls.requirements
 
     @classmethod
     def stage_independent_settings(cls, config: Any) -> Mapping[str, tuple[str, ...]]:
-        """By stage but the last, in their order, settings that change nothing in it nor in those
-        before it: runs that differ in these alone share it."""
+        """Return, for each stage but the last, in order, the settings that affect neither it nor
+        the stages before it. Trials that differ only in these settings share the stage."""
         return {}
 
     @abstractmethod
     def stages(self) -> list[Stage]:
-        """The schedule of the paper, which the one training loop follows."""
+        """Return the stages of training, in order."""
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Log-probabilities (B, labels) of what the variant predicts, never from the true label:
-        `emotion`, and whatever else it classifies."""
+        """Return the log-probabilities (B, labels) of each predicted label, such as `emotion`,
+        without reading the true label."""
         return {}
 
 
 class Annotator(Variant):
-    """A classifier of the utterances of a context: which hold the cause of the emotion?"""
+    """A classifier of the utterances of a context: which contain the cause of the emotion?"""
 
     @abstractmethod
-    def marks(self, batch: Batch) -> Tensor:
-        """(B, U) the probability that an utterance holds the cause; 0 where there is none."""
+    def predict_causes(self, batch: Batch) -> Tensor:
+        """Return the probability that each utterance contains the cause, (B, U), 0 for padding."""
 
 
 class TextClassifier(Variant):
-    """A classifier of texts: of contexts, which `predict` is about, and of responses."""
+    """A classifier of contexts (`predict`) and of responses (`predict_response`)."""
 
-    learns: ClassVar[tuple[TextKind, ...]] = ("context", "response")
-    """Which of them it learns from."""
+    trained_on: ClassVar[tuple[TextKind, ...]] = ("context", "response")
+    """The kinds of text that it is trained on."""
 
     @abstractmethod
     def predict_response(self, batch: Batch) -> dict[str, Tensor]:
-        """As `predict`, but from the response alone."""
+        """Return the log-probabilities of the labels as `predict` does, from the response only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Why an answer is what it is; what a variant has no notion of is None."""
+    """Intermediate results that explain an answer; None for those that a variant does not have.
+
+    A variant returns numbers and token ids. `Responder` adds the text that they refer to: `words`
+    and the fields after it.
+    """
 
     emotion: Mapping[str, float] | None = None
-    """The predicted emotion's distribution."""
+    """Predicted probability of each emotion of the speaker."""
     groups: Mapping[str, float] | None = None
-    """The share of each group of emotions, such as the positive ones, in it."""
+    """Predicted probability of each group of emotions, such as the positive ones."""
     response_emotion: Mapping[str, Mapping[str, float]] | None = None
-    """By group, the distribution of the emotion that the answer is given."""
+    """By group, the distribution of the response's emotion."""
     response_label: Mapping[str, float] | None = None
-    """The distribution of the label that the answer is given: an emotion or an intent."""
+    """Predicted probability of each label of the response: an emotion or an intent."""
     word_labels: Sequence[str] | None = None
-    """For each word of the context the label of its utterance; empty where it has none."""
+    """The label of each context word's utterance; empty if it has none."""
     consensus: Mapping[str, float] | None = None
-    """The share of each state on which context and answer might agree."""
+    """Posterior probability of each state of the latent consensus."""
     imagined_tokens: Sequence[int] | None = None
-    """The context that the answer would be an answer to, as a backward model imagines it."""
+    """The context that a backward model generates for the answer."""
     listeners: Mapping[str, float] | None = None
-    """How much the listener of each emotion is heard."""
+    """Weight of each emotion's listener."""
     by_word: Mapping[str, Sequence[float]] | None = None
-    """What there is of each word of the context (attention, gates): a number a word."""
+    """Values of each word of the context, such as attention or gates, by their name."""
     attention: Mapping[str, Sequence[Sequence[float]]] | None = None
-    """By what is attended to (the context, emotion words): for each word of the answer how much it
-    looks at each word there."""
+    """Attention weights from each word of the answer (outer) to each word of a source (inner), by
+    source: the context or the emotion words."""
     scores: Mapping[str, float] | None = None
-    """What each critic gives the answer, where the next turn is known."""
+    """Each critic's score of the answer, if the next turn is known."""
     words: Sequence[str] | None = None
-    """The words of the context; who has the vocabulary fills them in, here and below."""
+    """The words of the context."""
     emotion_words: Sequence[str] | None = None
-    """The emotion words found in it."""
+    """The emotion words of the context."""
     imagined: str | None = None
-    """The text of the imagined context."""
+    """The text of `imagined_tokens`."""
     answer_words: Sequence[str] | None = None
-    """The words of the answer that attention is given for."""
+    """The words of the answer that `attention` refers to."""
 
 
 class DialogueVariant(Variant):
-    """What decoding, perplexity, the page and the tables need beyond training."""
+    """A variant that generates responses: likelihood, decoding, controls and explanations."""
 
     likelihood_term: ClassVar[str | None] = None
-    """The loss term that outside training is the mean of `-log_likelihood`, so that perplexity need
-    not be computed beside it; None where the losses are told what evaluation has to predict."""
+    """The loss term that outside training equals the mean of `-log_likelihood`, from which
+    validation takes the perplexity; None if validation must compute `log_likelihood`."""
     controls: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """What a user may set for an answer (an intent, say), and to what."""
+    """Values that a user may request for an answer, such as an intent, by the name of the
+    control."""
 
     @classmethod
-    def controls_with(cls, config: Any) -> Mapping[str, Sequence[str]]:
-        """Those that a configuration leaves."""
+    def controls_for(cls, config: Any) -> Mapping[str, Sequence[str]]:
+        """Return the controls with these settings; an ablation may have fewer."""
         return cls.controls
 
     @abstractmethod
     def log_likelihood(self, batch: Batch) -> Tensor:
-        """(B, T) log-probability of each response token, unsmoothed; 0 on padding."""
+        """Return the unsmoothed log-probability of each response token, (B, T), 0 for padding."""
 
     def oracle_log_likelihood(self, batch: Batch) -> Tensor:
-        """The same where the truth is told that an answer has to predict, for papers that measured
-        their perplexity so."""
+        """Return the log-likelihood given true labels that an answer has to predict, as some papers
+        compute their perplexity."""
         return self.log_likelihood(batch)
 
     @abstractmethod
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """All that decoding needs to know of the contexts."""
+        """Return the decoder's state before the first token, for the contexts of a batch."""
 
     @abstractmethod
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """(B,) the newest tokens -> (B, num_tokens) logits of the next ones, and the new state.
-
-        The first call gets `<sos>`.
-        """
+        """Return the logits of the next tokens (B, num_tokens), from the newest tokens (B,), and
+        the new state. The first tokens are `<sos>`."""
 
     def select(self, state: State, rows: Tensor) -> State:
-        """The state of some rows, in their order; a row may be taken several times (beams)."""
-        selected: State = _select(state, rows)
+        """Return the state of some rows, in the given order; beam search repeats rows."""
+        selected: State = _select_rows_of_state(state, rows)
         return selected
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """An explanation of the answer to each context."""
+        """Explain the answer to each context; the batch has the answers as responses."""
         predicted = self.predict(batch).get("emotion")
         if predicted is None:
             return [Explanation() for _ in range(len(batch))]
@@ -403,11 +410,12 @@ class DialogueVariant(Variant):
         ]
 
 
-def _select(state: Any, rows: Tensor) -> Any:
+def _select_rows_of_state(state: Any, rows: Tensor) -> Any:
+    """Return the rows of all tensors in nested dicts and lists."""
     if isinstance(state, Tensor):
         return state.index_select(0, rows)
     if isinstance(state, dict):
-        return {name: _select(part, rows) for name, part in state.items()}
+        return {name: _select_rows_of_state(part, rows) for name, part in state.items()}
     if isinstance(state, list):
-        return [_select(part, rows) for part in state]
+        return [_select_rows_of_state(part, rows) for part in state]
     return state

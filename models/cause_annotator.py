@@ -1,15 +1,18 @@
-"""Which utterances hold the cause of an emotion? Marks for the data of cause-aware models.
+"""Cause annotator: labels the utterances of a context that contain the cause of its emotion.
 
-A pretrained encoder reads the emotion's word and the whole context as one text, so that every
-utterance is seen with the emotion and with all others. The means of its states over the emotion's
-word and over each utterance, with who speaks and how long ago, pass through a small Transformer;
-each utterance then gets the probability that it holds the cause, so that several may. The emotion
-is a word and no number: what is learned from RECCON's seven serves EmpatheticDialogues' 32. The
-context ends with the turn of who feels, who is called the speaker here whoever spoke first.
+A pretrained encoder reads the name of the emotion and the whole context as one text, so that each
+utterance is encoded together with the emotion and all other utterances. The encoder's states are
+averaged over the name of the emotion and over each utterance. Embeddings of the role and of the
+distance from the end are added, and a small Transformer over these vectors gives, for each
+utterance, the probability that it contains the cause; several utterances may contain it. The
+emotion is read as a word, so that a model trained on the seven emotions of RECCON can label the 32
+of EmpatheticDialogues. The context ends with a turn of the person who has the emotion, who has the
+role of the speaker here even if the other person spoke first.
 
-Deviations: this is no published system. Gao et al. 2021 mark causes with a RoBERTa fine-tuned on
-RECCON that is asked about one utterance at a time and sees the whole conversation; here all are
-marked at once, and from a sample's own context only, since later turns would leak.
+Deviations: this system is not published. Gao et al. 2021 label causes with a RoBERTa fine-tuned on
+RECCON, which classifies one utterance at a time and reads the whole conversation. Here all
+utterances are classified at once, from the context of a sample only: later turns would contain
+information that a dialogue model does not have.
 """
 
 from dataclasses import dataclass
@@ -40,10 +43,11 @@ from attune.models.base import (
 )
 from attune.models.layers import Encoder, LayerShape
 
-NUM_PLACES = 16
-"""Utterances that lie further back than this are told apart by what they say alone."""
+NUM_DISTANCES = 16
+"""Distances from the end of the context that have their own embedding; larger ones share the
+last."""
 UNKNOWN, CAUSE = 0, 2
-"""Numbers in the column `causes`."""
+"""Values of the column `causes`; 1 is no cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,7 @@ class CauseAnnotatorConfig:
 
 
 class CauseAnnotator(Annotator):
-    """A pretrained encoder over emotion and context, and a mark for each utterance."""
+    """A pretrained encoder of emotion and context, and a binary classifier of each utterance."""
 
     system = "Cause annotator"
     paper = "ours, for the data of Gao et al. 2021"
@@ -119,10 +123,10 @@ class CauseAnnotator(Annotator):
     def __init__(self, config: CauseAnnotatorConfig, data_info: DataInfo):
         super().__init__(config, data_info)
         self.encoder = data_info.encoders["encoder"]
-        states, width = int(self.encoder.width), config.width  # type: ignore[arg-type]
-        self.project = nn.Linear(states, width)
+        encoder_width, width = int(self.encoder.width), config.width  # type: ignore[arg-type]
+        self.project = nn.Linear(encoder_width, width)
         self.roles = nn.Embedding(3, width)
-        self.places = nn.Embedding(NUM_PLACES, width)
+        self.distances = nn.Embedding(NUM_DISTANCES, width)
         shape = LayerShape(
             width=width,
             num_heads=config.num_heads,
@@ -130,56 +134,55 @@ class CauseAnnotator(Annotator):
             filter_width=config.filter_width,
             dropout=config.dropout,
         )
-        self.reader = Encoder(shape, config.num_layers)
+        self.context_encoder = Encoder(shape, config.num_layers)
         self.output = nn.Linear(width, 1)
 
     def stages(self) -> list[Stage]:
-        """One stage; the encoder learns with the rest, or rests."""
+        """Return one stage, which trains all layers; the pretrained encoder only if `tuned`."""
         tuned = ("encoder",) if self.config.tuned else ()
-        parts = (*tuned, "project", "roles", "places", "reader", "output")
+        parts = (*tuned, "project", "roles", "distances", "context_encoder", "output")
         update = Update(player="model", losses="losses", weights={"cause": 1.0})
         return [Stage(name="train", players={"model": parts}, updates=(update,))]
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The cross-entropy of each context's marks, summed, and the share of them that is right.
-
-        A sum, so that an utterance counts alike in long contexts and in short ones.
-        """
+        """Return the cross-entropy, summed over the utterances of a context so that utterances of
+        long and short contexts weigh the same, and the accuracy."""
         batch = batches[PAIRED]
-        logits = self.logits(batch)
-        known = (batch["causes"] != UNKNOWN).to(logits)
-        truth = (batch["causes"] == CAUSE).to(logits)
-        loss = F.binary_cross_entropy_with_logits(logits, truth, known, reduction="sum")
-        right = ((logits > 0) == (truth > 0)) * known
-        accuracy = right.sum(dim=1) / known.sum(dim=1).clamp(min=1.0)
+        logits = self.classify_utterances(batch)
+        is_known = (batch["causes"] != UNKNOWN).to(logits)
+        is_cause = (batch["causes"] == CAUSE).to(logits)
+        loss = F.binary_cross_entropy_with_logits(logits, is_cause, is_known, reduction="sum")
+        is_correct = ((logits > 0) == (is_cause > 0)) * is_known
+        accuracy = is_correct.sum(dim=1) / is_known.sum(dim=1).clamp(min=1.0)
         return {"cause": loss / batch.samples, "accuracy": accuracy.sum() / batch.samples}
 
-    def marks(self, batch: Batch) -> Tensor:
-        """(B, U) probabilities; the batch's own marks are not looked at."""
-        there = batch["turn_roles"] > 0
-        return self.logits(batch).sigmoid().masked_fill(~there, 0.0)
+    def predict_causes(self, batch: Batch) -> Tensor:
+        """Return the probability that each utterance contains the cause, (B, U), 0 for padding."""
+        is_padding = batch["turn_roles"] == 0
+        return self.classify_utterances(batch).sigmoid().masked_fill(is_padding, 0.0)
 
-    def logits(self, batch: Batch) -> Tensor:
-        """(B, U), above 0 where an utterance rather holds the cause."""
-        parts = self.parts(batch)
-        roles = F.pad(batch["turn_roles"], (1, 0))  # (B, 1 + U), 0 for the emotion's word
-        turns = (batch["turn_roles"] > 0).sum(dim=1, keepdim=True)  # (B, 1)
-        # The emotion's word stands farther back than all, at -1; what is behind the last is padding
-        # and masked.
-        number = torch.arange(-1, batch["turn_roles"].shape[1], device=turns.device)
-        ago = (turns - 1 - number).clamp(0, NUM_PLACES - 1)
-        hidden = self.project(parts) + self.roles(roles) + self.places(ago)  # (B, 1 + U, D)
-        there = number < turns  # (B, 1 + U)
-        hidden = self.reader(hidden, there[:, None, None, :])
+    def classify_utterances(self, batch: Batch) -> Tensor:
+        """Return a logit for each utterance, (B, U), above 0 if it is predicted to contain the
+        cause."""
+        roles = F.pad(batch["turn_roles"], (1, 0))  # (B, 1 + U), 0 for the emotion
+        num_turns = (batch["turn_roles"] > 0).sum(dim=1, keepdim=True)  # (B, 1)
+        # The emotion has the index -1, before all turns; turns from num_turns on are padding.
+        index = torch.arange(-1, batch["turn_roles"].shape[1], device=num_turns.device)
+        distance = (num_turns - 1 - index).clamp(0, NUM_DISTANCES - 1)
+        hidden = self.project(self.pool_utterances(batch))
+        hidden = hidden + self.roles(roles) + self.distances(distance)  # (B, 1 + U, D)
+        is_real = index < num_turns  # (B, 1 + U)
+        hidden = self.context_encoder(hidden, is_real[:, None, None, :])
         logits: Tensor = self.output(hidden[:, 1:]).squeeze(-1)
         return logits
 
-    def parts(self, batch: Batch) -> Tensor:
-        """(B, 1 + U, width of the encoder): the mean state of the emotion's word and of each
-        utterance; 0 for one that was too far back to be read."""
+    def pool_utterances(self, batch: Batch) -> Tensor:
+        """Return the mean state of the emotion and of each utterance, (B, 1 + U, width of the
+        encoder); 0 for utterances that were cut off because the context is too long."""
         states = self.encoder(batch["subwords"])  # (B, T, E)
         count = batch["turn_roles"].shape[1] + 1
-        belongs = F.one_hot(batch["subword_turns"], count + 1)[:, :, 1:].to(states)  # (B, T, 1 + U)
-        sums = belongs.transpose(1, 2) @ states
-        means: Tensor = sums / belongs.sum(dim=1)[:, :, None].clamp(min=1.0)
+        membership = F.one_hot(batch["subword_turns"], count + 1)[:, :, 1:]  # (B, T, 1 + U)
+        membership = membership.to(states)
+        sums = membership.transpose(1, 2) @ states
+        means: Tensor = sums / membership.sum(dim=1)[:, :, None].clamp(min=1.0)
         return means

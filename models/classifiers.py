@@ -1,14 +1,14 @@
-"""Which emotion, or which intent, does a text tell? Labels for text that has none.
+"""Classifiers of emotions and intents, which label text for the dialogue systems.
 
-A pretrained encoder reads a text; the mean of its states gives the label. `emotion-classifier`
-tells the 32 emotions of contexts and of responses, each with the emotion of its conversation, since
-both are to be labelled: Dual-Emp learns from contexts and responses that belong to no pair.
-`intent-classifier` tells the 41 emotions and intents of single utterances (Welivita and Pu 2020),
-which MEED2 labels its corpora with.
+A linear layer on the mean of a pretrained encoder's states predicts the label.
+`emotion-classifier` predicts the 32 emotions. It is trained on contexts and on responses, each with
+the emotion of its conversation, because Dual-Emp's unpaired text consists of both.
+`intent-classifier` predicts the 41 emotions and intents of single utterances (Welivita and Pu
+2020), with which MEED2's corpora are labelled.
 
-Deviations: Shen et al. 2021 label the unpaired text of Dual-Emp with the classifier of Rashkin et
-al. 2019, which we do not have, and take its probabilities as they are. Xie and Pu 2021 fine-tune
-RoBERTa, which `encoder` may name; ours is MiniLM unless it does.
+Deviations: Shen et al. 2021 label unpaired text with the classifier of Rashkin et al. 2019, which
+is not available, and use its probabilities uncalibrated. Xie and Pu 2021 fine-tune RoBERTa; here
+`encoder` is MiniLM by default.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class EmotionClassifierConfig(ClassifierConfig):
 
 
 class IntentClassifier(TextClassifier):
-    """A pretrained encoder, and a label for the mean of its states."""
+    """A linear layer on the mean of a pretrained encoder's states."""
 
     system = "Intent classifier"
     paper = "Welivita and Pu 2020, as Xie and Pu 2021 use it"
@@ -68,7 +68,7 @@ class IntentClassifier(TextClassifier):
         encoder="encoder",
         labels="utterances",
     )
-    learns: ClassVar[tuple[TextKind, ...]] = ("context",)
+    trained_on: ClassVar[tuple[TextKind, ...]] = ("context",)
     validation_metrics: ClassVar[tuple[str, ...]] = ("context", "emotion_accuracy")
     presets: ClassVar = {
         "tiny": {"learning_rate": 1e-3},
@@ -106,10 +106,10 @@ class IntentClassifier(TextClassifier):
         self.output = nn.Linear(int(self.encoder.width), len(data_info.emotions))  # type: ignore[arg-type]
 
     def stages(self) -> list[Stage]:
-        """One stage; the encoder learns with the rest, or rests.
+        """Return one stage; it trains the pretrained encoder only if `tuned`.
 
-        The best is the most accurate: what its likelihood loses by overconfidence is given back by
-        the temperature that is fitted afterwards.
+        The best checkpoint is the most accurate one: overconfidence, which raises the loss, is
+        corrected afterwards by a fitted temperature.
         """
         parts = ("encoder", "output") if self.config.tuned else ("output",)
         update = Update(player="model", losses="losses", weights=self.loss_weights())
@@ -123,36 +123,36 @@ class IntentClassifier(TextClassifier):
         ]
 
     def loss_weights(self) -> dict[str, float]:
-        """Of each kind of text."""
+        """Return the weight of contexts."""
         return {"context": 1.0}
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The cross-entropy of each kind of text that it learns from."""
+        """Return the cross-entropy of each kind of text that it is trained on."""
         batch = batches[PAIRED]
         return {
-            kind: emotion_loss(self.logits(batch[f"{kind}_subwords"]), batch)
-            for kind in self.learns
+            kind: emotion_loss(self.classify_text(batch[f"{kind}_subwords"]), batch)
+            for kind in self.trained_on
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The label of contexts."""
-        return {"emotion": self.logits(batch["context_subwords"]).log_softmax(dim=-1)}
+        """Predict the label of contexts."""
+        return {"emotion": self.classify_text(batch["context_subwords"]).log_softmax(dim=-1)}
 
     def predict_response(self, batch: Batch) -> dict[str, Tensor]:
-        """The label of responses."""
-        return {"emotion": self.logits(batch["response_subwords"]).log_softmax(dim=-1)}
+        """Predict the label of responses."""
+        return {"emotion": self.classify_text(batch["response_subwords"]).log_softmax(dim=-1)}
 
-    def logits(self, subwords: Tensor) -> Tensor:
-        """(B, T) -> (B, labels)."""
-        there = (subwords > 0)[:, :, None]
+    def classify_text(self, subwords: Tensor) -> Tensor:
+        """Return the logits (B, labels) of texts (B, T)."""
+        is_real = (subwords > 0)[:, :, None]
         states = self.encoder(subwords)  # (B, T, width of the encoder)
-        mean = (states * there).sum(dim=1) / there.sum(dim=1)
+        mean = (states * is_real).sum(dim=1) / is_real.sum(dim=1)
         logits: Tensor = self.output(self.dropout(mean))
         return logits
 
 
 class EmotionClassifier(IntentClassifier):
-    """The same for the emotions of conversations, from their contexts and from their responses."""
+    """The same for the emotions of conversations, trained on contexts and on responses."""
 
     system = "Emotion classifier"
     validation_metrics = ("context", "response", "emotion_accuracy")
@@ -161,12 +161,12 @@ class EmotionClassifier(IntentClassifier):
     requirements = DataRequirements(
         columns=IntentClassifier.requirements.columns, encoder="encoder"
     )
-    learns = ("context", "response")
+    trained_on = ("context", "response")
     search_spaces: ClassVar[SearchSpaces] = {
         **IntentClassifier.search_spaces,
         "loss-weights": {"response_weight": Range(low=0.1, high=3.0, scale="loguniform")},
     }
 
     def loss_weights(self) -> dict[str, float]:
-        """Of each kind of text."""
+        """Return the weights of contexts and responses."""
         return {"context": 1.0, "response": self.config.response_weight}

@@ -219,7 +219,7 @@ class Meed2(Transformer):
         return cls.requirements if config.labels else replace(cls.requirements, columns=COLUMNS)
 
     @classmethod
-    def controls_with(cls, config: Meed2Config) -> Mapping[str, Sequence[str]]:
+    def controls_for(cls, config: Meed2Config) -> Mapping[str, Sequence[str]]:
         """Return the controls: the label of the response, if it has any."""
         return cls.controls if config.labels else {}
 

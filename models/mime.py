@@ -1,28 +1,30 @@
 """MIME: mimicking emotions for empathetic response generation (Majumder et al. 2020).
 
-The context is encoded by a Transformer, and the emotion is classified by the similarity of its
+A Transformer encodes the context. The speaker's emotion is classified by the similarity of its
 embedding to the hidden state of `<cls>` (eq. 1-6). Emotions form two groups, positive and negative
-(Table 1). For each group, a Gaussian latent variable gives a distribution over the group's
-emotions; the mean of their embeddings under it is the emotion of a positive and of a negative
-response (eq. 7-17). The response emotion of the speaker's polarity mimics the speaker, the other
-does not. Each refines the hidden states of the context (eq. 18-23), a gate fuses the two results
+(Table 1). For each group g, a Gaussian latent variable z_g gives a distribution d_g over its
+emotions, and the response emotion e_g is the mean of their embeddings under d_g (eq. 7-17). The
+response emotion of the speaker's own polarity mimics the speaker (m), the other does not (m~). The
+hidden states of the context are refined with each of them (eq. 18-23), a gate fuses the two results
 (eq. 24-27), and the decoder attends to the fused context (eq. 28-31).
 
 Deviations: as in `transformer.py`, and
-- In eq. 16-17 the posterior of a group is conditioned on a representation that is computed from its
-  own sample. Here it is conditioned on the embedding of the true emotion if the group contains it,
-  and on the mean of the group's embeddings otherwise. The likelihood term is the log-probability of
-  the true emotion under the group's distribution; a group without the true emotion has none.
-- Table 5 has "neither", "grouping only" and "both": without groups there is nothing to mimic, and
-  one distribution over all emotions with one refined context remains.
-- The weight of the KL divergence in eq. 16-17 rises from 0 (`annealing_share`).
-- Without stochasticity the latent variable is the prior's mean in training, too: there is no
-  posterior and no KL divergence.
-- In training the speaker's polarity is that of the true emotion, otherwise that of the predicted
-  one. The public code uses the true one in tests.
+- In eq. 16-17 the posterior of z_g is conditioned on e_g, which is itself computed from z_g. Here
+  it is conditioned on the embedding of the true emotion if the group contains it, and on the mean
+  of the group's embeddings otherwise. The likelihood term is the log-probability of the true
+  emotion under d_g; a group without the true emotion has no such term.
+- Eq. 20-23 do not say how 2 D dimensions become D: here by a linear layer before the encoder. This
+  layer and that of eq. 27 initially pass the hidden states on unchanged.
+- The ablations of Table 5 are "neither", "grouping only" and "both". Without groups there is
+  nothing to mimic: one distribution over all emotions and one refined context remain.
+- The weight of the KL divergence in eq. 16 rises from 0 (`annealing_share`).
+- Without stochasticity z_g is the prior's mean, in training as well, and there is no posterior and
+  no KL divergence.
+- The speaker's polarity is that of the true emotion in training and of the predicted emotion
+  otherwise. The public code uses the true emotion at test time as well.
 - Perplexity and answers use the prior's mean, unless the control `stochasticity` is on.
-- The default weights read alpha = beta = gamma as the weights of a response's summed likelihood and
-  of one emotion.
+- The default weights assume that alpha, beta and gamma, 1 in the paper, weigh the summed likelihood
+  of a response, as in its equations, rather than the mean per token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,6 +79,7 @@ TABLE_1 = {
 }  # fmt: skip
 ON, OFF = "on", "off"
 NO_TARGET = -100
+"""The index that `nll_loss` ignores: the target of a group without the true emotion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,13 +149,14 @@ class ResponseEmotion:
     """The distribution over the emotions of the response, for each group."""
 
     probs: Tensor
-    """(groups, B, emotions), 0 for emotions of another group."""
+    """d_g: (groups, B, emotions), 0 for emotions of other groups."""
     negative_elbo: Tensor
-    """(groups, B), each sample's part in the loss of a group."""
+    """(groups, B), the negative evidence lower bound of each sample."""
 
 
 class Mime(Transformer):
-    """A mimicking and a non-mimicking response emotion, fused by a gate."""
+    """A Transformer whose context is refined with a mimicking and a non-mimicking response
+    emotion."""
 
     system = "MIME"
     paper = "Majumder et al. 2020"
@@ -195,8 +199,12 @@ class Mime(Transformer):
         "seed": tuple(str(number) for number in range(100)),
     }
     group_mask: Tensor
+    """(groups, emotions), True for the emotions of a group."""
     posterior_emotion_mix: Tensor
+    """(emotions + 1, groups, emotions), for each true emotion the weights of the emotion embeddings
+    that condition a group's posterior."""
     group_targets: Tensor
+    """(emotions + 1, groups), for each true emotion the emotion that a group has to predict."""
 
     def __init__(self, config: MimeConfig, data_info: DataInfo):
         super().__init__(config, data_info)
@@ -204,7 +212,7 @@ class Mime(Transformer):
         self.groups = group_emotions(config, data_info.emotions)
         """The indices of each group's emotions, by the group's name."""
         self._register_group_buffers(num_emotions)
-        self.emotions = nn.Embedding(num_emotions, width)  # E_E, of classifier and decoder
+        self.emotions = nn.Embedding(num_emotions, width)  # E_E, used in eq. 4 and 10
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
         self.similarity = nn.Linear(width, width, bias=False)  # W_E
         per_group = partial(GroupLinear, len(self.groups))
@@ -213,34 +221,30 @@ class Mime(Transformer):
         )
         if config.stochasticity:
             self.posterior = Gaussian(2 * width, width, output_layer=per_group)
-        self.emotion_head = nn.Linear(width, num_emotions)  # shared: an emotion is in one group
+        # FC_d of eq. 9: one layer for both groups, since each emotion belongs to one group.
+        self.emotion_head = nn.Linear(width, num_emotions)
         self.condition_on_emotion = nn.Linear(2 * width, width)
-        self.refine = Encoder(config.layer_shape, config.num_layers)
+        self.refine = Encoder(config.layer_shape, config.num_layers)  # TR_respEnc
         fused_width = len(self.groups) * width
         num_gates = {"each": fused_width, "pair": len(self.groups)}
         if config.gate in num_gates:
-            self.contribution = nn.Linear(fused_width, num_gates[config.gate])
-        self.fuse = nn.Linear(fused_width, width)
+            self.contribution = nn.Linear(fused_width, num_gates[config.gate])  # FC_contrib
+        self.fuse = nn.Linear(fused_width, width)  # FC_fused
         self._init_as_identity()
 
     def _register_group_buffers(self, num_emotions: int) -> None:
-        """Precompute what depends on the true emotion only.
-
-        A lookup is cheaper than a dozen small operations per step. The last row of the tables
-        indexed by the true emotion is for samples without one (-1).
-        """
+        """Precompute the tables that depend only on the true emotion: a lookup is cheaper than a
+        dozen small operations per step. The last row of tables indexed by the true emotion is for
+        samples without one (-1)."""
         group_mask = torch.zeros(len(self.groups), num_emotions, dtype=torch.bool)
         for group, indices in enumerate(self.groups.values()):
             group_mask[group, indices] = True
         in_group = F.pad(group_mask.t(), (0, 0, 0, 1))  # (emotions + 1, groups)
         group_mean = group_mask / group_mask.sum(dim=1, keepdim=True)
         one_hot = F.pad(torch.eye(num_emotions), (0, 0, 0, 1))
-        # The weights of the emotion embeddings that condition each group's posterior:
-        # (emotions + 1, groups, emotions).
         emotion_mix = torch.where(in_group[..., None], one_hot[:, None], group_mean)
-        # The emotion that each group has to predict: (emotions + 1, groups).
         targets = torch.arange(len(in_group))[:, None].where(in_group, NO_TARGET)
-        self.register_buffer("group_mask", group_mask, persistent=False)  # (groups, emotions)
+        self.register_buffer("group_mask", group_mask, persistent=False)
         self.register_buffer("posterior_emotion_mix", emotion_mix, persistent=False)
         self.register_buffer("group_targets", targets, persistent=False)
 
@@ -267,7 +271,8 @@ class Mime(Transformer):
         }
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Return the unweighted terms of eq. 32: response, emotion, and one ELBO per group."""
+        """Return the unweighted terms of eq. 32: response, emotion, and one negative ELBO per
+        group."""
         batch = batches[PAIRED]
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)  # (B, S, D)
@@ -294,15 +299,14 @@ class Mime(Transformer):
         return {"emotion": self.classify_emotion(hidden[:, 0]).log_softmax(dim=-1)}
 
     def decode(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
-        """Return the decoder's hidden states (B, T, D), with the latent variable at its prior
-        mean."""
+        """Return the decoder's hidden states (B, T, D), teacher-forced, at the prior's mean."""
         emotion_probs = self.prior_emotions(hidden[:, 0])
         fused, _ = self._fuse_by_predicted_polarity(hidden, embedded, emotion_probs)
         return self._decode_fused(embedded, fused)
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Return the decoder's state over the fused context; with the control `stochasticity` the
-        latent variable is sampled."""
+        """Return the decoder's state with the keys and values of the fused context; the control
+        `stochasticity` samples the latent variable."""
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)
         settings = {"stochasticity": OFF, "seed": "0", **(controls or {})}
@@ -311,7 +315,7 @@ class Mime(Transformer):
             noise = self._sample_noise(batch["index"], int(settings["seed"]))
         emotion_probs = self.prior_emotions(hidden[:, 0], noise)
         fused, _ = self._fuse_by_predicted_polarity(hidden, embedded, emotion_probs)
-        return self.decoder.init_state(fused, _without_cls(embedded.attention_mask))
+        return self.decoder.init_state(fused, _fused_context_mask(embedded))
 
     def classify_emotion(self, h_cls: Tensor) -> Tensor:
         """Return the logits of the speaker's emotion: (B, D) -> (B, emotions), eq. 4."""
@@ -319,26 +323,27 @@ class Mime(Transformer):
         return logits
 
     def prior_emotions(self, h_cls: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Return each group's distribution from the prior (eq. 7-9), at its mean without noise:
-        (groups, B, emotions)."""
+        """Return d_g of each group under the prior, (groups, B, emotions) (eq. 7-9), for a z_g
+        sampled from `noise` (groups, B, D), or at the prior's mean without noise."""
         mean, log_variance = self.prior(h_cls)
         z = mean if noise is None else self._sample_latent(mean, log_variance, noise)
         return self._group_log_probs(z).exp()
 
     def _group_log_probs(self, z: Tensor) -> Tensor:
-        """Return log-probabilities (groups, B, emotions), normalised over the emotions of each
-        group, from z (groups, B, D)."""
+        """Return log d_g, (groups, B, emotions), normalised over the emotions of each group, from z
+        (groups, B, D) (eq. 9)."""
         logits: Tensor = self.emotion_head(z)
         return logits.masked_fill(~self.group_mask[:, None], -torch.inf).log_softmax(dim=-1)
 
     def posterior_emotions(
         self, h_cls: Tensor, emotion: Tensor, progress: Progress
     ) -> ResponseEmotion:
-        """Return each group's distribution from the posterior and its negative ELBO (eq. 16-17)."""
+        """Return d_g of each group under the posterior, and the negative ELBO (eq. 16-17)."""
         mean, log_variance = self.prior(h_cls)
         kl, z = None, mean
         if self.config.stochasticity:
             prior = mean, log_variance
+            # The stand-in for e_g in eq. 17 (see Deviations).
             condition = (self.posterior_emotion_mix[emotion] @ self.emotions.weight).transpose(0, 1)
             inputs = torch.cat([h_cls.expand_as(condition), condition], dim=-1)  # (groups, B, 2 D)
             mean, log_variance = self.posterior(inputs)
@@ -377,7 +382,7 @@ class Mime(Transformer):
         positive, negative = (
             emotion_logits[:, indices].amax(dim=1) for indices in self.groups.values()
         )
-        # p / (p + n) of the two likeliest is a sigmoid of the difference of their logits.
+        # p / (p + n) of the two most likely emotions is the sigmoid of their logits' difference.
         return (positive - negative).sigmoid() >= self.config.positive_threshold
 
     def _true_polarity(self, emotion: Tensor, emotion_logits: Tensor) -> Tensor:
@@ -392,6 +397,7 @@ class Mime(Transformer):
     def _fuse_by_predicted_polarity(
         self, hidden: Tensor, embedded: EmbeddedBatch, emotion_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Fuse as outside training, with the polarity of the predicted emotion."""
         is_positive = self._predict_polarity(self.classify_emotion(hidden[:, 0]))
         return self._fuse_emotions(hidden, embedded, emotion_probs, is_positive)
 
@@ -399,26 +405,35 @@ class Mime(Transformer):
         self, hidden: Tensor, embedded: EmbeddedBatch, emotion_probs: Tensor, is_positive: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the fused context without `<cls>`, (B, S - 1, D), and the gates of its N real
-        tokens, (N, groups, D or 1)."""
+        tokens, (N, groups, D or 1).
+
+        With H the hidden states of the context without `<cls>`, it computes
+
+            H_resp  = [H_i; m]                             eq. 20, and H_resp~ with m~, eq. 21
+            M       = TR_respEnc(W H_resp + b)             eq. 22, and M~ from H_resp~, eq. 23
+            M'      = [M_i; M~_i]                          eq. 24
+            M_fused = FC_fused(sigma(FC_contrib(M')) * M') eq. 25-27
+
+        Both groups form one batch, padding is left out, and W [H_i; m] is W_H H_i + W_m m, so that
+        each token is multiplied once and each emotion once per sample.
+        """
         e = emotion_probs @ self.emotions.weight  # eq. 10: (groups, B, D)
-        if self.config.mimicry:  # eq. 18-19: the mimicking emotion comes first
+        if self.config.mimicry:  # eq. 18-19: m comes first, then m~
             e = torch.where(is_positive[:, None], e, e.flip(0))
         num_groups = len(e)
-        mask = _without_cls(embedded.attention_mask)
+        mask = _fused_context_mask(embedded)
         group_mask = mask.repeat(num_groups, 1, 1, 1)
         packing, group_packing = Packing(mask), Packing(group_mask)
-        # Eq. 20-21: a linear layer of [token; emotion] is the sum of one of each.
-        token_weight, emotion_weight = self.condition_on_emotion.weight.split(
-            self.config.width, dim=1
-        )
-        bias = self.condition_on_emotion.bias
-        tokens = F.linear(packing.pack(hidden[:, 1:]), token_weight, bias)  # (N, D)
-        emotions = F.embedding(group_packing.samples, (e @ emotion_weight.t()).flatten(0, 1))
-        conditioned = tokens.repeat(num_groups, 1) + emotions  # (groups * N, D)
-        refined = self.refine(conditioned, group_mask, group_packing)  # eq. 22-23
-        by_group = torch.stack(refined.chunk(num_groups), dim=1)  # (N, groups, D)
+        w_h, w_m = self.condition_on_emotion.weight.split(self.config.width, dim=1)
+        tokens = F.linear(
+            packing.pack(hidden[:, 1:]), w_h, self.condition_on_emotion.bias
+        )  # (N, D)
+        emotions = F.embedding(group_packing.samples, (e @ w_m.t()).flatten(0, 1))
+        h_resp = tokens.repeat(num_groups, 1) + emotions  # (groups * N, D)
+        refined = self.refine(h_resp, group_mask, group_packing)  # M, then M~
+        by_group = torch.stack(refined.chunk(num_groups), dim=1)  # M': (N, groups, D)
         gates = self._compute_gates(by_group)
-        fused = self.fuse((gates * by_group).flatten(1))  # eq. 26-27
+        fused = self.fuse((gates * by_group).flatten(1))  # (N, D)
         return packing.unpack(fused), gates
 
     def _compute_gates(self, refined: Tensor) -> Tensor:
@@ -429,19 +444,20 @@ class Mime(Transformer):
         return gates.unflatten(1, (refined.shape[1], -1))
 
     def _decode_fused(self, embedded: EmbeddedBatch, fused: Tensor) -> Tensor:
-        """Return the decoder's hidden states over the fused context (eq. 28)."""
-        mask = _without_cls(embedded.attention_mask)
-        hidden: Tensor = self.decoder(embedded.decoder_inputs, fused, mask)
-        return hidden
+        """Return the decoder's hidden states (B, T, D) over the fused context (eq. 28)."""
+        decoded: Tensor = self.decoder(
+            embedded.decoder_inputs, fused, _fused_context_mask(embedded)
+        )
+        return decoded
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """Return the emotions, the probability of each group, the response emotion of each group,
-        and the gates."""
+        """Explain by the emotion, the probability of each group, the response emotion of each
+        group, and the mean gate of each word."""
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)
         response_emotion = self.prior_emotions(hidden[:, 0])
         _, gates = self._fuse_by_predicted_polarity(hidden, embedded, response_emotion)
-        lengths = _without_cls(embedded.attention_mask).flatten(1).sum(dim=1).tolist()
+        lengths = _fused_context_mask(embedded).flatten(1).sum(dim=1).tolist()
         mean_gates = gates.mean(dim=-1).split(lengths)  # for each sample: (tokens, groups)
         names = ("mimicking", "non-mimicking") if self.config.mimicry else tuple(self.groups)
         emotion_probs = self.classify_emotion(hidden[:, 0]).softmax(dim=-1)
@@ -451,7 +467,13 @@ class Mime(Transformer):
                 explanation,
                 groups=dict(zip(self.groups, group_probs[row].tolist(), strict=True)),
                 response_emotion={
-                    name: dict(zip(self._names(name), probs[row, indices].tolist(), strict=True))
+                    name: dict(
+                        zip(
+                            self._group_emotion_names(name),
+                            probs[row, indices].tolist(),
+                            strict=True,
+                        )
+                    )
                     for (name, indices), probs in zip(
                         self.groups.items(), response_emotion, strict=True
                     )
@@ -465,8 +487,8 @@ class Mime(Transformer):
         ]
 
     def emotion_embeddings(self) -> LabelledPoints:
-        """Return the emotions' embeddings by group (Figure 3 of the paper), also where the model
-        was trained without groups."""
+        """Return the emotion embeddings with the groups of Table 1 (Figure 3 of the paper), whether
+        or not the model uses groups."""
         emotions = self.data_info.emotions
         groups = group_emotions(replace(self.config, grouping=True), emotions)
         group_names = {index: name for name, indices in groups.items() for index in indices}
@@ -476,12 +498,12 @@ class Mime(Transformer):
             groups=[group_names[index] for index in range(len(emotions))],
         )
 
-    def _names(self, group: str) -> list[str]:
+    def _group_emotion_names(self, group: str) -> list[str]:
         return [self.data_info.emotions[index] for index in self.groups[group]]
 
 
 def group_emotions(config: MimeConfig, emotions: Sequence[str]) -> dict[str, list[int]]:
-    """Return the indices of each group's emotions by the group's name; positive comes first."""
+    """Return the indices of each group's emotions by the name of the group, positive first."""
     if not config.grouping:
         return {"all": list(range(len(emotions)))}
     positive = set(TABLE_1["positive"]) ^ set(config.moved_emotions())
@@ -491,6 +513,6 @@ def group_emotions(config: MimeConfig, emotions: Sequence[str]) -> dict[str, lis
     }
 
 
-def _without_cls(mask: Tensor) -> Tensor:
-    """(B, 1, 1, S) -> (B, 1, 1, S - 1), without `<cls>`."""
-    return mask[..., 1:]
+def _fused_context_mask(embedded: EmbeddedBatch) -> Tensor:
+    """Return the mask of the fused context, (B, 1, 1, S - 1), which has no `<cls>`."""
+    return embedded.attention_mask[..., 1:]

@@ -180,7 +180,7 @@ def outputs(variant, batch):
     if isinstance(variant, DialogueVariant):
         tensors.append(variant.log_likelihood(batch))
     if isinstance(variant, Annotator):
-        tensors.append(variant.marks(batch))
+        tensors.append(variant.predict_causes(batch))
     if isinstance(variant, TextClassifier):
         tensors.extend(variant.predict_response(batch).values())
     return tensors

@@ -60,7 +60,7 @@ def cause_probabilities(
     for batch in stream.epoch():
         turns = (batch["turn_roles"] > 0).sum(dim=1).tolist()
         for row, marks, count in zip(
-            batch["index"].tolist(), variant.marks(batch).tolist(), turns, strict=True
+            batch["index"].tolist(), variant.predict_causes(batch).tolist(), turns, strict=True
         ):
             by_row[row] = marks[:count]
         progress(len(batch))

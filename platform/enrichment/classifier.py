@@ -90,7 +90,7 @@ def fit_temperatures(run: Run) -> Temperatures:
         )
     fitted: Temperatures = {
         kind: calibration.temperature(classify_texts(model, samples, kind), truth)
-        for kind in variant.learns
+        for kind in variant.trained_on
     }
     content = {"temperature": fitted, "split": "valid", "samples": samples.height}
     with write_atomically(path) as new:

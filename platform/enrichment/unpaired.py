@@ -110,7 +110,7 @@ def _add_emotions(
 
 
 def _classifies_both_kinds(variant: type[Variant]) -> bool:
-    return issubclass(variant, TextClassifier) and variant.learns == TEXT_KINDS
+    return issubclass(variant, TextClassifier) and variant.trained_on == TEXT_KINDS
 
 
 def harvest_texts(
@@ -129,7 +129,7 @@ def harvest_texts(
     if min_length < 1:
         raise UsageError(f"--min-length: expected at least 1, got {min_length}")
     variant = require_classifier(load_model(run.model))  # raises here rather than in a task
-    if variant.learns != TEXT_KINDS:
+    if variant.trained_on != TEXT_KINDS:
         able = " or ".join(variants_where(_classifies_both_kinds))
         raise UsageError(f"'{run.name}' classifies utterances only: name a run of {able}")
     provenance = {

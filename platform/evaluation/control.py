@@ -48,7 +48,7 @@ def controllability(
 ) -> list[ControlResult]:
     """Return the result for each label, as classified by the model's utterance classifier."""
     variant = model.variant
-    if not isinstance(variant, DialogueVariant) or LABEL not in variant.controls_with(
+    if not isinstance(variant, DialogueVariant) or LABEL not in variant.controls_for(
         variant.config
     ):
         able = " or ".join(variants_where(_takes_label))

@@ -42,7 +42,7 @@ def evaluate(
         raise UsageError("none of these samples has an emotion: choose data with emotions")
     metrics_by_name: dict[str, float | None] = {}
     table = known.select("conversation_id", "turn", "emotion", "context", "response")
-    for kind in variant.learns:
+    for kind in variant.trained_on:
         raw = classify_texts(model, known, kind, progress)
         calibrated = calibration.apply_temperature(raw, temperatures[kind])
         before = "" if kind == "context" else f"{kind}_"

@@ -269,7 +269,7 @@ def _evaluate_emotions(
     model = load_model(run.model)
     variant = require_classifier(model)
     samples = read_split(variant, folder, split)
-    total = len(variant.learns) * samples.height
+    total = len(variant.trained_on) * samples.height
     return emotion_metrics.evaluate(
         model,
         samples,

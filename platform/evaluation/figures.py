@@ -123,10 +123,10 @@ def draw_calibration(run: Run, split: str, out: Path) -> dict[str, float]:
     samples, truth = with_known_emotion(read_run_split(run, split), variant.data_info.emotions)
     if samples.is_empty():
         raise UsageError(f"no sample of '{split}' has an emotion: choose another")
-    figure = _new_figure(4.2 * len(variant.learns), 4)
+    figure = _new_figure(4.2 * len(variant.trained_on), 4)
     errors: dict[str, float] = {}
-    panels = figure.subplots(1, len(variant.learns), sharey=True, squeeze=False)[0]
-    for axes, kind in zip(panels, variant.learns, strict=True):
+    panels = figure.subplots(1, len(variant.trained_on), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, variant.trained_on, strict=True):
         log_probs = classify_texts(model, samples, kind)
         temperature = fit_temperatures(run)[kind]
         before = calibration.reliability(log_probs, truth)

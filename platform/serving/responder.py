@@ -198,7 +198,7 @@ class Responder:
         return _make_batch(self.model.columns(samples))
 
     def _check(self, controls: Mapping[str, str] | None) -> None:
-        known = self.variant.controls_with(self.variant.config)
+        known = self.variant.controls_for(self.variant.config)
         check_controls(self.model.name, known, controls or {})
 
     def _text(self, tokens: Sequence[int]) -> str:
@@ -218,7 +218,7 @@ def run_controls(run: Run) -> Mapping[str, Sequence[str]]:
     variant = find_variant(run.variant)[0]
     if not issubclass(variant, DialogueVariant):
         return {}
-    return variant.controls_with(apply_overrides(variant.Config(), run.config))
+    return variant.controls_for(apply_overrides(variant.Config(), run.config))
 
 
 def check_controls(

@@ -87,29 +87,45 @@ def test_the_likeliest_emotion_decides_by_default(build):
     assert 20 < likeliest.sum() < 180
 
 
-@torch.no_grad()
-def test_hidden_states_are_conditioned_on_the_emotion(build, batch):
-    """Eq. 20-23 as the paper writes them: concatenate token and emotion, encode each group."""
-    variant = build("mime").variant.eval()
+@pytest.mark.parametrize("is_positive", [True, False])
+@pytest.mark.parametrize("gate", ["each", "pair", "open"])
+def test_fusing_packed_tokens_equals_equations_18_to_27(build, batch, gate, is_positive):
+    """The plain equations, with padding and one group after the other, have equal outputs and
+    gradients."""
+    variant = build("mime", gate=gate).variant.eval()
+    torch.nn.init.normal_(variant.fuse.weight, std=0.1)  # initially the order has no effect
     embedded = variant.embed(batch)
-    hidden = variant.encode_context(embedded)
+    hidden = variant.encode_context(embedded).detach().requires_grad_()
     emotion_probs = variant.prior_emotions(hidden[:, 0])
-    emotions = [
-        probs[:, members] @ variant.emotions.weight[members]
-        for probs, members in zip(emotion_probs, variant.groups.values(), strict=True)
-    ]
+    e_pos, e_neg = (
+        probs[:, indices] @ variant.emotions.weight[indices]  # eq. 10
+        for probs, indices in zip(emotion_probs, variant.groups.values(), strict=True)
+    )
+    m, m_tilde = (e_pos, e_neg) if is_positive else (e_neg, e_pos)  # eq. 18-19
+    h, mask = hidden[:, 1:], embedded.attention_mask[..., 1:]
     refined = []
-    for emotion in (emotions[1], emotions[0]):  # all are negative: the negative one mimics
-        joined = torch.cat([hidden[:, 1:], emotion[:, None].expand(-1, hidden.shape[1] - 1, -1)], 2)
-        refined.append(
-            variant.refine(variant.condition_on_emotion(joined), embedded.attention_mask[..., 1:])
-        )
-    both = torch.cat(refined, dim=2)
-    expected = variant.fuse(variant.contribution(both).sigmoid() * both)
-    negative = torch.zeros(len(batch), dtype=torch.bool)
-    fused, _ = variant._fuse_emotions(hidden, embedded, emotion_probs, negative)
-    real = embedded.attention_mask[:, 0, 0, 1:]
+    for emotion in (m, m_tilde):
+        h_resp = torch.cat([h, emotion[:, None].expand_as(h)], dim=2)  # eq. 20-21
+        refined.append(variant.refine(variant.condition_on_emotion(h_resp), mask))  # eq. 22-23
+    m_prime = torch.cat(refined, dim=2)  # eq. 24
+    if gate == "open":
+        gates = torch.ones_like(m_prime)
+    else:
+        gates = variant.contribution(m_prime).sigmoid()  # eq. 25
+        gates = gates.repeat_interleave(m_prime.shape[2] // gates.shape[2], dim=2)
+    expected = variant.fuse(gates * m_prime)  # eq. 26-27
+    polarity = torch.full((len(batch),), is_positive)
+    fused, _ = variant._fuse_emotions(hidden, embedded, emotion_probs, polarity)
+    real, weights = mask[:, 0, 0], torch.randn_like(expected)
+    assert not real.all(), "the batch has padding"
     assert torch.allclose(fused[real], expected[real], atol=1e-4)
+    inputs = (hidden, variant.emotions.weight, variant.condition_on_emotion.weight)
+    gradients = [
+        torch.autograd.grad((output * weights)[real].sum(), inputs, retain_graph=True)
+        for output in (fused, expected)
+    ]
+    for actual, plain in zip(*gradients, strict=True):
+        assert torch.allclose(actual, plain, atol=1e-3)
 
 
 def test_samples_of_the_latent(build, batch):
