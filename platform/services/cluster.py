@@ -173,6 +173,8 @@ def release_resources_of_killed_runs() -> None:
     from ray.core.generated import gcs_pb2
     from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+    if not ray.is_initialized():  # asking for the job would start it
+        return
     job = ray.get_runtime_context().get_job_id()
     data: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]
     for content in state._connect_and_get_accessor().get_placement_group_table():
