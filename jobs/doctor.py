@@ -86,7 +86,7 @@ def _run_check(run: Callable[[], list[Check]]) -> list[Check]:
     try:
         return run()
     except Exception as error:  # a failing check must not hide the others
-        name = run.__name__.strip("_")
+        name = run.__name__.removeprefix("_check_")
         detail = f"{type(error).__name__}: {error}"
         return [
             Check(
@@ -98,7 +98,7 @@ def _run_check(run: Callable[[], list[Check]]) -> list[Check]:
         ]
 
 
-def _python() -> list[Check]:
+def _check_python() -> list[Check]:
     version = platform.python_version()
     if version.startswith("3.11."):
         return [Check(name="python", status="ok", detail=version)]
@@ -106,7 +106,7 @@ def _python() -> list[Check]:
     return [Check(name="python", status="error", detail=version, fix=fix)]
 
 
-def _packages() -> list[Check]:
+def _check_packages() -> list[Check]:
     """Compare the requirements of our distribution with the installed packages."""
     needed = [Requirement(line) for line in metadata.requires("attune") or []]
     checks = []
@@ -130,7 +130,7 @@ def _packages() -> list[Check]:
     return checks
 
 
-def _devices() -> list[Check]:
+def _check_devices() -> list[Check]:
     import torch  # takes a second to import, which would slow down `attune --help`
 
     memory = psutil.virtual_memory()
@@ -148,7 +148,7 @@ def _devices() -> list[Check]:
     return [*checks, Check(name="gpu", status="ok", detail=detail)]
 
 
-def _compiler() -> list[Check]:
+def _check_compiler() -> list[Check]:
     """Look for a C++ compiler: DeepSpeed may compile extensions on GPUs, never on CPUs."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         path = shutil.which(name) if name else None
@@ -158,7 +158,7 @@ def _compiler() -> list[Check]:
     return [Check(name="compiler", status="warning", detail="none", fix=fix)]
 
 
-def _cluster() -> list[Check]:
+def _check_cluster() -> list[Check]:
     part = stack.running(stack.RAY)
     if part is not None:
         problem = part.problem()
@@ -178,10 +178,10 @@ def _cluster() -> list[Check]:
     return [Check(name="cluster", status="ok", detail=detail)]
 
 
-def _tracking_store() -> list[Check]:
+def _check_tracking_store() -> list[Check]:
     address = os.environ.get("MLFLOW_TRACKING_URI", "")
     if address.startswith(("http://", "https://")):
-        return [_tracking_server(address)]
+        return [_check_tracking_server(address)]
     store = home() / "mlflow.db"
     if not store.exists():
         return [Check(name="tracking", status="ok", detail=f"{store} (the first run creates it)")]
@@ -194,7 +194,7 @@ def _tracking_store() -> list[Check]:
     return [Check(name="tracking", status="ok", detail=f"{store} with {count:,} runs")]
 
 
-def _tracking_server(address: str) -> Check:
+def _check_tracking_server(address: str) -> Check:
     try:
         with urllib.request.urlopen(f"{address.rstrip('/')}/version", timeout=5) as answer:
             detail = f"{address}, MLflow {answer.read().decode()}"
@@ -218,7 +218,7 @@ def _check_data() -> list[Check]:
     return [Check(name="data", status="ok", detail=", ".join(counts) + " samples")]
 
 
-def _disk() -> list[Check]:
+def _check_disk() -> list[Check]:
     place: Path = home()
     while not place.exists():
         place = place.parent
@@ -233,7 +233,7 @@ def _disk() -> list[Check]:
     return [Check(name="disk", status="ok", detail=detail)]
 
 
-def _machines() -> list[Check]:
+def _check_machines() -> list[Check]:
     """Check the cluster with one task on each of its machines."""
     from attune.platform import tracking
     from attune.platform.services import cluster
@@ -295,7 +295,14 @@ def _check_all(name: str, detail: str, problems: list[str], fix: str) -> Check:
     return Check(name=name, status="ok", detail=detail)
 
 
-CLUSTER_CHECKS: tuple[Callable[[], list[Check]], ...] = (_machines,)
+CLUSTER_CHECKS: tuple[Callable[[], list[Check]], ...] = (_check_machines,)
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _python, _packages, _devices, _compiler, _cluster, _tracking_store, _check_data, _disk,
-)  # fmt: skip
+    _check_python,
+    _check_packages,
+    _check_devices,
+    _check_compiler,
+    _check_cluster,
+    _check_tracking_store,
+    _check_data,
+    _check_disk,
+)

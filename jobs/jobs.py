@@ -75,7 +75,7 @@ def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
         job = jobs.wait(job.id)
         screen.print(f"job {job.id}: {job.state}", markup=False)
     if job.state == "STOPPED" and job.command.split()[1:2] in (["train"], ["tune"]):
-        screen.print(f"resume with '{_resume_command(job)}'", markup=False)
+        screen.print(f"resume with '{_build_resume_command(job)}'", markup=False)
     if as_json:
         print_json(asdict(job))
 
@@ -101,7 +101,7 @@ def _connect(address: str | None) -> "Jobs":
     return Jobs(address)
 
 
-def _resume_command(job: "Job") -> str:
+def _build_resume_command(job: "Job") -> str:
     """Return the command that submits a job again, with --resume."""
     words = shlex.split(job.command)[1:]
     words = words if "--resume" in words else [*words, "--resume"]
@@ -112,11 +112,13 @@ def _tabulate_jobs(jobs: "list[Job]") -> Table:
     rows = table("", "job", "state", "run", "age", "command", numbers=("age",))
     for job in jobs:
         state = f"waits for {job.waits_for}" if job.waits_for else job.state.lower()
-        rows.add_row(escape(job.id), escape(state), escape(job.run), _age(job), escape(job.command))
+        rows.add_row(
+            escape(job.id), escape(state), escape(job.run), _format_age(job), escape(job.command)
+        )
     return rows
 
 
-def _age(job: "Job") -> str:
+def _format_age(job: "Job") -> str:
     """Format the time that a job took, or has taken so far."""
     seconds: Any = (job.ended or time.time()) - job.began
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):

@@ -71,7 +71,7 @@ def up(
         screen.print(f"{TITLES[name]} {state} at [bold]{part.address}[/bold]")
     _print_hints(screen, parts)
     if as_json:
-        print_json({"parts": [_describe(part) for part in parts.values()]})
+        print_json({"parts": [_describe_part(part) for part in parts.values()]})
 
 
 def _print_hints(screen: Console, parts: dict[str, Part]) -> None:
@@ -107,7 +107,7 @@ def status(as_json: Json = False) -> None:
     """
     screen = console(as_json)
     parts = stack.running_parts()
-    described = [_describe(parts[name]) for name in PARTS if name in parts]
+    described = [_describe_part(parts[name]) for name in PARTS if name in parts]
     if not described:
         screen.print("nothing is running: 'attune up' starts Ray, MLflow and the page")
     else:
@@ -123,7 +123,7 @@ def status(as_json: Json = False) -> None:
     raise typer.Exit(0 if all_ok else 1)
 
 
-def _describe(part: Part) -> dict[str, Any]:
+def _describe_part(part: Part) -> dict[str, Any]:
     problem = part.problem()
     return {
         "name": part.name,

@@ -89,13 +89,13 @@ def submit(
     - `attune submit --address http://head:8265 --home /shared/attune --gpus-per-worker 1
       -- tune mime --space loss-weights --budget 2h`
     """
-    known = [name for name in _root_group(context).commands if name not in LOCAL_COMMANDS]
+    known = [name for name in _find_root_group(context).commands if name not in LOCAL_COMMANDS]
     if command[0] not in known:
         raise UsageError(unknown_choice("command", command[0], known))
     for path in upload or ():
         if str(path) not in {str(Path(part)) for part in command}:
             raise UsageError(f"--upload {path}: expected a path that occurs in COMMAND")
-    words = parse_command(_root_group(context), command)
+    words = parse_command(_find_root_group(context), command)
     _check_settings(words)
     if home is not None and not home.startswith("/"):
         raise UsageError(f"--home {home}: expected an absolute path, such as /shared/attune")
@@ -157,7 +157,7 @@ def exit_code(job: "Job") -> int:
     return EXIT_CODES.get(job.state, 1)
 
 
-def _root_group(context: typer.Context) -> Any:
+def _find_root_group(context: typer.Context) -> Any:
     return context.find_root().command
 
 

@@ -49,13 +49,13 @@ def start(catalog: RunCatalog, host: str, port: int) -> gr.Blocks:
         ssr_mode=False,
         pwa=False,
         max_file_size="1mb",
-        theme=_theme(),
+        theme=_build_theme(),
         css_paths=STYLE,
     )
     return page
 
 
-def _theme() -> gr.themes.Base:
+def _build_theme() -> gr.themes.Base:
     """Return the theme; it uses fonts that every machine has, so that none is downloaded."""
     return gr.themes.Default(
         primary_hue="teal",

@@ -82,7 +82,10 @@ class Components:
 
     def show_conversation(self, conversation: Conversation) -> Updates:
         """Return the updates that show a conversation."""
-        return {self.conversation: conversation, self.display: markup.conversation(conversation)}
+        return {
+            self.conversation: conversation,
+            self.display: markup.render_conversation(conversation),
+        }
 
 
 def build_components() -> Components:
@@ -131,7 +134,7 @@ def _build_choices() -> dict[str, Any]:
 
 
 def _build_conversation(controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    display = gr.HTML(markup.conversation(()), elem_id="conversation")
+    display = gr.HTML(markup.render_conversation(()), elem_id="conversation")
     box = gr.Textbox(
         label="The speaker says",
         placeholder="I lost my job today.",

@@ -161,7 +161,7 @@ class CompareTab:
         """List the runs again each time the page is opened."""
         runs = self.catalog.runs()
         selected = self.catalog.preselect(MAX_PANES)
-        choices = [(_run_label(run), run.name) for run in runs.values()]
+        choices = [(_label_run(run), run.name) for run in runs.values()]
         unused = [None] * MAX_PANES
         run_choices = gr.update(choices=choices, value=selected)
         return {self.components.runs: run_choices, **self._assign_runs(selected, unused)}
@@ -252,7 +252,7 @@ class CompareTab:
         num_settings = len(self.components.settings)
         try:
             run = self.catalog.find(name)
-            yield pane.show(markup.waiting(run))
+            yield pane.show(markup.render_waiting(run))
             responder = self.responders.get(run)
             controls = {
                 control: value
@@ -262,15 +262,15 @@ class CompareTab:
             decoding = read_decoding(values[:num_settings])
             answer: Answer | None = None
             for answer in responder.follow(texts(conversation), decoding, controls):
-                yield pane.show(markup.answer(run, answer, done=False))
+                yield pane.show(markup.render_answer(run, answer, done=False))
             assert answer is not None, "the responder yields at least one answer"
-            yield pane.show(markup.answer(run, answer, done=True), answer.text)
+            yield pane.show(markup.render_answer(run, answer, done=True), answer.text)
         except (UsageError, DataError) as error:
-            yield pane.show(markup.problem(name, str(error)))
+            yield pane.show(markup.render_problem(name, str(error)))
         except Exception as error:
             logging.getLogger(__name__).exception("run %s could not answer", name)
             message = f"{type(error).__name__}: {error} (the terminal has the details)"
-            yield pane.show(markup.problem(name, message))
+            yield pane.show(markup.render_problem(name, message))
 
     @show_user_errors
     def continue_with(self, conversation: Conversation, name: str | None, answer: str) -> Updates:
@@ -301,7 +301,7 @@ class CompareTab:
         buttons = {
             button: gr.update(visible=False)
             if example is None
-            else gr.update(value=_example_label(example), visible=True)
+            else gr.update(value=_label_example(example), visible=True)
             for button, example in itertools.zip_longest(
                 self.components.example_buttons, drawn_examples
             )
@@ -328,12 +328,12 @@ class CompareTab:
         if name is None:
             return pane.show("")
         try:
-            return pane.show(markup.empty(self.catalog.find(name)))
+            return pane.show(markup.render_empty(self.catalog.find(name)))
         except UsageError as error:
-            return pane.show(markup.problem(name, str(error)))
+            return pane.show(markup.render_problem(name, str(error)))
 
 
-def _run_label(run: Run) -> str:
+def _label_run(run: Run) -> str:
     """Return the run's name, with the variant unless the name begins with it."""
     return run.name if run.name.startswith(run.variant) else f"{run.name} ({run.variant})"
 
@@ -343,7 +343,7 @@ def _check_any_run(runs: list[str]) -> None:
         raise UsageError("Choose at least one run to answer.")
 
 
-def _example_label(example: examples.Example) -> str:
+def _label_example(example: examples.Example) -> str:
     """Return the label of an example's button."""
     text = example.turns[-1]
     short = text if len(text) <= EXAMPLE_LENGTH else text[: EXAMPLE_LENGTH - 1].rstrip() + "…"

@@ -20,7 +20,7 @@ State = Literal["empty", "waiting", "answering", "done", "failed"]
 """The state of a pane; scripts that drive the page wait for it."""
 
 
-def conversation(turns: Conversation) -> str:
+def render_conversation(turns: Conversation) -> str:
     """Render the turns, the speaker's on the left."""
     if not turns:
         hint = "No conversation yet. Type the speaker's turn, or pick an example."
@@ -36,27 +36,31 @@ def conversation(turns: Conversation) -> str:
     return f'<div class="conversation" role="log" aria-label="Conversation">{"".join(blocks)}</div>'
 
 
-def empty(run: Run) -> str:
+def render_empty(run: Run) -> str:
     """Render a pane without an answer."""
-    return _pane(run, "empty", '<p class="quiet">No answer yet.</p>')
+    return _render_pane(run, "empty", '<p class="quiet">No answer yet.</p>')
 
 
-def waiting(run: Run) -> str:
+def render_waiting(run: Run) -> str:
     """Render a pane whose model is being loaded."""
-    return _pane(run, "waiting", '<p class="quiet">Loading the model …</p>')
+    return _render_pane(run, "waiting", '<p class="quiet">Loading the model …</p>')
 
 
-def answer(run: Run, output: Answer, *, done: bool) -> str:
+def render_answer(run: Run, output: Answer, *, done: bool) -> str:
     """Render an answer, complete or partial, and the model's explanation."""
     if output.text or not done:
         text = f'<p class="answer">{escape(output.text)}</p>'
     else:
         text = '<p class="answer quiet">(empty answer)</p>'
     seconds = f'<p class="quiet seconds">{output.seconds:.2f} s</p>' if done else ""
-    return _pane(run, "done" if done else "answering", text + reasons(output.explanation) + seconds)
+    return _render_pane(
+        run,
+        "done" if done else "answering",
+        text + render_explanation(output.explanation) + seconds,
+    )
 
 
-def problem(run_name: str, message: str) -> str:
+def render_problem(run_name: str, message: str) -> str:
     """Render a pane that could not answer."""
     return (
         f'<div class="pane" data-state="failed" role="alert"><h3>{escape(run_name)}</h3>'
@@ -64,7 +68,7 @@ def problem(run_name: str, message: str) -> str:
     )
 
 
-def reasons(explanation: Explanation) -> str:
+def render_explanation(explanation: Explanation) -> str:
     """Render the predicted emotions and, folded away, the rest of an explanation."""
     probs, title = explanation.emotion, "Emotion of the conversation"
     if explanation.response_label:
@@ -73,34 +77,34 @@ def reasons(explanation: Explanation) -> str:
         return '<p class="quiet">This variant does not predict an emotion.</p>'
     details = ""
     if explanation.groups:
-        details += _bars("Emotion group", explanation.groups)
+        details += _render_bars("Emotion group", explanation.groups)
     if explanation.listeners:
-        details += _bars("Listener weights", explanation.listeners)
+        details += _render_bars("Listener weights", explanation.listeners)
     if explanation.consensus:
-        details += _bars("Consensus emotion", explanation.consensus)
+        details += _render_bars("Consensus emotion", explanation.consensus)
     if explanation.imagined:
         details += (
             f"<h4>Context reconstructed from the answer</h4><p>{escape(explanation.imagined)}</p>"
         )
     for group, shares in (explanation.response_emotion or {}).items():
-        details += _bars(f"Emotion of the answer, {group} group", shares)
+        details += _render_bars(f"Emotion of the answer, {group} group", shares)
     if explanation.word_labels:
-        details += _labelled_turns("Predicted label of each turn", explanation)
+        details += _render_labelled_turns("Predicted label of each turn", explanation)
     for name, values in (explanation.by_word or {}).items():
-        details += _shaded_words(name, explanation.words or (), values)
+        details += _render_shaded_words(name, explanation.words or (), values)
     if explanation.emotion_words is not None:
-        details += _word_list("Emotion words", explanation.emotion_words)
+        details += _render_word_list("Emotion words", explanation.emotion_words)
     for name, rows in (explanation.attention or {}).items():
         words = explanation.words if name == "context" else explanation.emotion_words
-        details += _heat_map(
+        details += _render_heat_map(
             f"Attention to the {name}", explanation.answer_words or (), words, rows
         )
     if details:
         details = f'<details class="why"><summary>Why</summary>{details}</details>'
-    return _bars(title, probs, with_heading=probs is not explanation.emotion) + details
+    return _render_bars(title, probs, with_heading=probs is not explanation.emotion) + details
 
 
-def _bars(title: str, shares: Mapping[str, float], *, with_heading: bool = True) -> str:
+def _render_bars(title: str, shares: Mapping[str, float], *, with_heading: bool = True) -> str:
     """Render the largest shares as bars."""
     likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[:MAX_EMOTIONS]
     bars = "".join(
@@ -113,7 +117,7 @@ def _bars(title: str, shares: Mapping[str, float], *, with_heading: bool = True)
     return f'{heading}<ul class="emotions" aria-label="{escape(title)}">{bars}</ul>'
 
 
-def _shaded_words(title: str, words: Sequence[str], values: Sequence[float]) -> str:
+def _render_shaded_words(title: str, words: Sequence[str], values: Sequence[float]) -> str:
     """Render the context's words, each shaded by its value between the least and the largest."""
     minimum, maximum = min(values, default=0.0), max(values, default=0.0)
     marks = " ".join(
@@ -126,7 +130,7 @@ def _shaded_words(title: str, words: Sequence[str], values: Sequence[float]) -> 
     return f'{heading}<p class="shaded">{marks}</p>'
 
 
-def _labelled_turns(title: str, explanation: Explanation) -> str:
+def _render_labelled_turns(title: str, explanation: Explanation) -> str:
     """Render each turn's label and words."""
     labelled = zip(explanation.word_labels or (), explanation.words or (), strict=True)
     turns = "".join(
@@ -137,12 +141,12 @@ def _labelled_turns(title: str, explanation: Explanation) -> str:
     return f'<h4>{escape(title)}</h4><dl class="turns">{turns}</dl>'
 
 
-def _word_list(title: str, words: Sequence[str]) -> str:
+def _render_word_list(title: str, words: Sequence[str]) -> str:
     content = escape(", ".join(words)) or '<span class="quiet">none</span>'
     return f"<h4>{escape(title)}</h4><p>{content}</p>"
 
 
-def _heat_map(
+def _render_heat_map(
     title: str, answer: Sequence[str], words: Sequence[str] | None, rows: Sequence[Sequence[float]]
 ) -> str:
     """Render attention weights: a row for each word of the answer; darker is higher."""
@@ -167,7 +171,7 @@ def _heat_map(
     )
 
 
-def _pane(run: Run, state: State, content: str) -> str:
+def _render_pane(run: Run, state: State, content: str) -> str:
     return (
         f'<div class="pane" data-state="{state}" role="group" '
         f'aria-label="Answer of {escape(run.name)}">'

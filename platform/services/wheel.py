@@ -38,7 +38,7 @@ def build(folder: Path) -> Path:
         b"Wheel-Version: 1.0\nGenerator: attune\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
     record = "".join(
-        f"{name},{_hash(content)},{len(content)}\n" for name, content in contents.items()
+        f"{name},{_hash_content(content)},{len(content)}\n" for name, content in contents.items()
     )
     contents[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     wheel = folder / f"attune-{version}-py3-none-any.whl"
@@ -49,6 +49,6 @@ def build(folder: Path) -> Path:
     return wheel
 
 
-def _hash(content: bytes) -> str:
+def _hash_content(content: bytes) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
     return "sha256=" + digest.rstrip(b"=").decode()

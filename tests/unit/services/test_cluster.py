@@ -58,7 +58,7 @@ def test_a_kill_is_distinguished_from_other_errors():
 
 
 def test_a_run_that_finds_no_cluster_has_failed(tmp_path, monkeypatch):
-    """Nobody trains it, so it must not be listed as running, nor MLflow be told of it."""
+    """It must not be listed as running or logged to MLflow."""
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     run = Run(
         name="r", folder=tmp_path, variant="dummy", preset="tiny", config={}, training={}, data={}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from attune.jobs import cli, unpack
-from attune.jobs.jobs import _resume_command
+from attune.jobs.jobs import _build_resume_command
 from attune.jobs.submit import _add_name, _find_option, parse_command
 from attune.platform.core.commit import VARIABLE, commit
 from attune.platform.core.errors import UsageError
@@ -155,7 +155,7 @@ def test_a_job_has_its_commit_and_the_command_to_resume(home, monkeypatch):
     assert commit() == "abc"
     job = jobs.Job(id="j", state="STOPPED", began=0, **sent["metadata"])
     again = "attune submit --address http://head:8265 --upload 'my data' -- "
-    assert _resume_command(job) == f"{again}train dummy --data 'my data' --name mine --resume"
+    assert _build_resume_command(job) == f"{again}train dummy --data 'my data' --name mine --resume"
 
 
 def test_log_lines_carry_all_ids(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ def test_down_stops_exactly_the_started_processes(ports):
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     parts = stack.up(ports)
     ours = [process for part in parts.values() for process in part.processes()]
-    assert len(ours) == 4  # with a child each, in a session of its own
+    assert len(ours) == 4  # each with a child, in its own session
     assert [part.name for part in stack.down()] == [stack.RAY, stack.MLFLOW]
     assert not any(process.is_running() for process in ours)
     assert stack.running_parts() == {}

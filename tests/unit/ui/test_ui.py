@@ -130,9 +130,9 @@ def test_text_is_escaped(add_run):
     evil = "<img src=x onerror=alert(1)>"
     answer = Answer(text=evil, seconds=1.0, explanation=Explanation(emotion={evil: 1.0}))
     pages = [
-        markup.answer(run, answer, done=True),
-        markup.conversation((Turn(text=evil), Turn(text=evil, by=evil))),
-        markup.problem(evil, evil),
+        markup.render_answer(run, answer, done=True),
+        markup.render_conversation((Turn(text=evil), Turn(text=evil, by=evil))),
+        markup.render_problem(evil, evil),
     ]
     for page in pages:
         assert "<img" not in page
@@ -141,11 +141,11 @@ def test_text_is_escaped(add_run):
 
 def test_the_five_most_probable_emotions_are_shown():
     shares = {"a": 0.05, "b": 0.5, "c": 0.1, "d": 0.2, "e": 0.1, "f": 0.05}
-    shown = markup.reasons(Explanation(emotion=shares))
+    shown = markup.render_explanation(Explanation(emotion=shares))
     assert [shown.find(f">{name}<") > 0 for name in "abcdef"] == [True] * 5 + [False]
     assert shown.index(">b<") < shown.index(">d<") < shown.index(">c<")
     assert "width:50.0%" in shown
-    assert "does not predict" in markup.reasons(Explanation())
+    assert "does not predict" in markup.render_explanation(Explanation())
 
 
 def test_details_of_an_explanation_can_be_unfolded():
@@ -157,7 +157,7 @@ def test_details_of_an_explanation_can_be_unfolded():
         by_word={"gate mimicking": (0.2, 0.7)},
         words=("<b>", "dog"),
     )
-    shown = markup.reasons(reason)
+    shown = markup.render_explanation(reason)
     assert "<details" in shown
     for text in (
         "Emotion group",
@@ -170,7 +170,7 @@ def test_details_of_an_explanation_can_be_unfolded():
         assert text in shown
     assert '--strength:0%" title="0.200">&lt;b&gt;</mark>' in shown
     assert '--strength:100%" title="0.700">dog</mark>' in shown
-    assert "<details" not in markup.reasons(Explanation(emotion={"sad": 1.0}))
+    assert "<details" not in markup.render_explanation(Explanation(emotion={"sad": 1.0}))
 
 
 def test_turns_are_shown_with_their_predicted_labels():
@@ -179,7 +179,7 @@ def test_turns_are_shown_with_their_predicted_labels():
         words=("my", "<b>", "oh", "yes"),
         word_labels=("sad", "sad", "questioning", ""),
     )
-    shown = markup.reasons(reason)
+    shown = markup.render_explanation(reason)
     assert "<dt>sad</dt><dd>my &lt;b&gt;</dd><dt>questioning</dt><dd>oh</dd></dl>" in shown
 
 
