@@ -1,1 +1,1 @@
-"""Subtitles -> dialogs: lines, who says them, where dialogs end, and what is undesired."""
+"""Curation: extract dialogues from subtitles and clean them."""

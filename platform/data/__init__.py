@@ -1,1 +1,1 @@
-"""Data sets: readers, the bundled corpus, and the way from conversations to samples."""
+"""Datasets: readers, the bundled corpus, samples, and prepared folders."""

@@ -82,7 +82,7 @@ def whole_conversations(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame
         yield held
 
 
-IN_REJECTED_CONVERSATION = "belongs to a spoilt conversation"
+IN_REJECTED_CONVERSATION = "belongs to a rejected conversation"
 
 
 class Checker:
@@ -201,11 +201,13 @@ def problem_kind(problem: str) -> str:
 
 def separate_rejects(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Split a checked frame into usable conversations and rejected rows with their problems."""
-    spoilt_by = pl.col("row").filter(pl.col("problem").is_not_null()).first().over("block")
+    first_bad_row = pl.col("row").filter(pl.col("problem").is_not_null()).first().over("block")
     problem = pl.coalesce(
         "problem",
-        pl.when(spoilt_by.is_not_null() & pl.col("conversation_id").is_not_null()).then(
-            pl.format(IN_REJECTED_CONVERSATION + ": '{}', see row {}", "conversation_id", spoilt_by)
+        pl.when(first_bad_row.is_not_null() & pl.col("conversation_id").is_not_null()).then(
+            pl.format(
+                IN_REJECTED_CONVERSATION + ": '{}', see row {}", "conversation_id", first_bad_row
+            )
         ),
     )
     marked = checked.with_columns(problem=problem).drop("block")

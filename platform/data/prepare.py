@@ -147,8 +147,8 @@ class _Preparation:
         if bad.is_empty():
             return
         # A row of a file may contain several utterances, but is rejected once, for its own reason.
-        spoilt = pl.col("problem").str.starts_with(IN_REJECTED_CONVERSATION)
-        own = bad.sort(spoilt, maintain_order=True).unique(["file", "row"], maintain_order=True)
+        follows = pl.col("problem").str.starts_with(IN_REJECTED_CONVERSATION)
+        own = bad.sort(follows, maintain_order=True).unique(["file", "row"], maintain_order=True)
         first = "{file}, row {row}: {problem}".format(**own.row(0, named=True))
         if self.strict:
             raise DataError(

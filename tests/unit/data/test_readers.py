@@ -264,9 +264,9 @@ def test_a_conversation_with_a_bad_turn_is_rejected(ed):
     usable, bad = judged(ed)
     assert usable["conversation_id"].unique().to_list() == ["c:1"]
     assert bad.select("row", "problem").rows() == [
-        (2, "belongs to a spoilt conversation: 'c:0', see row 3"),
+        (2, "belongs to a rejected conversation: 'c:0', see row 3"),
         (3, "wrong number of fields: 1 where 8 are expected"),
-        (4, "belongs to a spoilt conversation: 'c:0', see row 3"),
+        (4, "belongs to a rejected conversation: 'c:0', see row 3"),
     ]
 
 

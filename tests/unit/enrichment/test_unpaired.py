@@ -92,7 +92,7 @@ TEXTS = ("My dog is gone.", "Oh no.", "I miss him so much.", "I am sorry for you
 
 
 def dialogues(path, count=10):
-    """Conversations without emotions, as a dump of a network has them; one line is spoilt."""
+    """Conversations without emotions, as in a dump of a social network; one line is bad."""
     lines = []
     for number in range(count):
         utterances = [
