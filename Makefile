@@ -44,7 +44,7 @@ lint: install
 	PYTHONPATH=$(VENV)/links $(VENV)/bin/lint-imports --no-cache
 
 bench: install
-	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE) $(if $(PARTS),--parts $(PARTS)) $(if $(RUN),--run $(RUN))
+	$(VENV)/bin/python -m attune.jobs.bench --source $(SOURCE) $(if $(PARTS),--parts $(PARTS)) $(if $(RUN),--run $(RUN)) $(if $(BASE),--base $(BASE))
 
 # Tests and screenshots of the page use Chromium: the machine's, or one that is installed here. Its
 # package is downloaded in parallel with Python's.

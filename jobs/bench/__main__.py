@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from attune.jobs.bench import curation, generation, preparation, stopping, training, tuning
+from attune.jobs.bench import (
+    curation,
+    generation,
+    preparation,
+    stopping,
+    systems,
+    training,
+    tuning,
+)
 from attune.jobs.console import Json, console, print_json
 from attune.platform.core.commit import commit
 from attune.platform.core.errors import DataError, UsageError, unknown_choice
@@ -17,6 +25,7 @@ from attune.platform.data.sources import BUNDLED
 PARTS = {
     "preparation": preparation,
     "training": training,
+    "systems": systems,
     "generation": generation,
     "tuning": tuning,
     "stopping": stopping,
@@ -32,6 +41,10 @@ def main(
     run: Annotated[
         str | None,
         typer.Option(help="A trained run to generate with; else one is trained for a moment."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="COMMIT", help="A commit that part systems is compared with."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -53,6 +66,7 @@ def main(
         measures = {
             "preparation": lambda: preparation.measure(source, data, place),
             "training": lambda: training.measure(data, place),
+            "systems": lambda: systems.measure(data, place, base),
             "generation": lambda: generation.measure(data, place, run),
             "tuning": lambda: tuning.measure(data, place),
             "stopping": lambda: stopping.measure(data, place),

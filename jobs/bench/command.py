@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
-def run_attune(home: Path, *arguments: str) -> dict[str, Any]:
-    """Run a command with --json and return its output."""
-    environment = {**os.environ, "ATTUNE_HOME": str(home)}
+def run_attune(
+    home: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a command with --json, in this or another environment, and return its output."""
+    environment = {**(environment or os.environ), "ATTUNE_HOME": str(home)}
     environment.pop("MLFLOW_TRACKING_URI", None)
     command = [sys.executable, "-m", "attune.jobs.cli", *arguments, "--json"]
     result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -27,8 +28,11 @@ from attune.platform.data.dataset_folder import read_samples
 from attune.platform.evaluation.evaluate import answer
 from attune.platform.runs.model import load_model
 from attune.platform.runs.record import find_run
+from attune.platform.serving.responder import Responder
+from attune.platform.text.tokenizing import tokenize_one
 
 REFERENCE_ANSWERS = 40
+SINGLE_ANSWERS = 100
 OUR_ANSWERS = {"greedy": 5_257, "beam": 1_000}
 KNOWN = ("transformer", "multi-trs", "emoprepend-1")
 """Whose decoding the references know."""
@@ -42,9 +46,8 @@ Slow = Callable[[Transformer, Tensor, Tensor, Decoding], list[int]]
 
 def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
     """Answers a second of both, for greedy and beam search."""
-    model = load_model(
-        find_run(run).model if run else _train_model(data, folder / "home-generation")
-    )
+    model_folder = find_run(run).model if run else _train_model(data, folder / "home-generation")
+    model = load_model(model_folder)
     variant = model.variant
     if not isinstance(variant, Transformer) or model.name not in KNOWN:
         raise UsageError(f"--run {run}: a run of {', '.join(KNOWN)} is expected")
@@ -58,8 +61,11 @@ def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
         "greedy": _compare(variant, contexts, Decoding(), _greedy),
         "beam": _compare(variant, contexts, Decoding(method="beam"), _beams),
     }
+    single = _answer_singly(Responder(model_folder), samples["context"].head(SINGLE_ANSWERS))
+    rows["greedy, single"] = {**rows["greedy"], **single}
     slow = rows["greedy"]["reference_answers_per_second"]
     for row in rows.values():
+        row["ratio"] = row["answers_per_second"] / row["reference_answers_per_second"]
         row["ratio_to_greedy_reference"] = row["answers_per_second"] / slow
     return rows
 
@@ -78,6 +84,16 @@ def show(screen: Console, rows: dict[str, Any]) -> None:
             f"{row['tokens']:.1f}",
         )
     screen.print(rendered)
+
+
+def _answer_singly(responder: Responder, contexts: pl.Series) -> dict[str, float]:
+    """Return the speed of requests with one context each, from its text to the explained answer."""
+    responder.respond([contexts[0].to_list()])
+    seconds, answers = time_call(
+        lambda: [responder.respond([context])[0] for context in contexts.to_list()]
+    )
+    tokens = sum(len(tokenize_one(each.text)) for each in answers) / len(answers)
+    return {"answers_per_second": len(answers) / seconds, "tokens": tokens}
 
 
 def _train_model(data: Path, home: Path) -> Path:
@@ -101,7 +117,6 @@ def _compare(
     return {
         "answers_per_second": rate,
         "reference_answers_per_second": reference,
-        "ratio": rate / reference,
         "tokens": sum(map(len, ours)) / len(ours),
     }
 

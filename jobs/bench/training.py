@@ -138,10 +138,15 @@ def _measure_command(data: Path, home: Path, steps: int) -> dict[str, float]:
         "--set", "evaluate_every=1000000", "--set", "track_checkpoint=false",
         *(part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")),
     )  # fmt: skip
-    run = Path(output["checkpoint"]).parent
+    return measure_run(Path(output["checkpoint"]).parent)
+
+
+def measure_run(run: Path) -> dict[str, float]:
+    """Return the samples/s of a run's last stage, between two logged steps, and its peak memory."""
     logged = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line["metrics"]]
-    first = next(line for line in logged if line["step"] >= WARM_UP)
     last = logged[-1]
+    stage = [line for line in logged if line["metrics"]["stage"] == last["metrics"]["stage"]]
+    first = next(line for line in stage if line["step"] >= stage[0]["step"] + WARM_UP)
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     samples = record["training"]["batch_size"] * (last["step"] - first["step"])
     return {

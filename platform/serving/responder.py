@@ -22,8 +22,11 @@ from attune.platform.enrichment.classifier import add_context_labels
 from attune.platform.runs.model import load_model
 from attune.platform.runs.record import Run
 from attune.platform.text.detokenizing import detokenize
-from attune.platform.text.tokenizing import tokenize
+from attune.platform.text.tokenizing import tokenize, tokenize_few
 from attune.platform.text.vocabulary import END
+
+FEW_TEXTS = 64
+"""Number of texts up to which they are tokenized one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +188,7 @@ class Responder:
         frame = pl.DataFrame({"context": conversations}, schema={"context": SAMPLES["context"]})
         texts = frame.explode("context")["context"]
         counts = frame["context"].list.len()
-        tokens = iter(tokenize(texts))
+        tokens = iter(tokenize_few(texts) if len(texts) <= FEW_TEXTS else tokenize(texts))
         roles = (SPEAKER, LISTENER)
         samples = SAMPLES.to_frame(eager=True).clear(len(conversations))
         samples = samples.with_columns(

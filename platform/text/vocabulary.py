@@ -1,5 +1,6 @@
 """Vocabularies: the tokens that a model knows, and their ids."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -69,6 +70,12 @@ class Vocabulary:
             .alias(tokens.name)
         )
 
+    @functools.cached_property
+    def _table(self) -> tuple[pl.Series, pl.Series]:
+        """All tokens and their numbers; converting the dictionary for each text takes longer than
+        the model's first token."""
+        return pl.Series(self.tokens), pl.Series(range(len(self)), dtype=pl.Int32)
+
     def encode_distinct(self, texts: pl.Series) -> pl.DataFrame:
         """Return the ids of distinct texts: (text, number), where `number` is a list."""
         return (
@@ -78,7 +85,7 @@ class Vocabulary:
             .filter(pl.col("token") != "")
             .with_columns(
                 number=pl.col("token").replace_strict(
-                    self.numbers, default=self.numbers[UNKNOWN], return_dtype=pl.Int32
+                    *self._table, default=self.numbers[UNKNOWN], return_dtype=pl.Int32
                 )
             )
             .group_by("text", maintain_order=True)

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from attune.jobs.bench import curation, generation, stopping, training, tuning
+from attune.jobs.bench import curation, generation, stopping, systems, training, tuning
 from attune.models.decoding import Decoding
 from attune.platform.batching.encoding import encode
 from attune.platform.curation import subtitles
@@ -104,3 +104,47 @@ def test_generated_films_are_subtitles_and_both_numbers_of_workers_are_timed(
         assert all(line.end - line.start == pytest.approx(2.0) for line in lines)
         assert all(after.start > line.end for line, after in itertools.pairwise(lines))
     assert len(films) == 2
+
+
+def test_systems_take_turns_with_the_reference_and_the_base_commit(tmp_path, monkeypatch):
+    order = []
+
+    def run_attune(home, _, system, *arguments, environment):
+        precision = next(each for each in arguments if each.startswith("precision="))
+        order.append((system, arguments[1], precision, environment is not None))
+        (home / "bench").mkdir()
+        return {"checkpoint": str(home / "bench" / "model")}
+
+    def measure_run(_):
+        system = order[-1][0]
+        rate = {"multi-trs": 100.0, "moel": 70.0}[system] * (0.5 if order[-1][3] else 1.0)
+        return {"samples_per_second": rate, "peak_memory_mb": 1000.0}
+
+    monkeypatch.setattr(systems, "run_attune", run_attune)
+    monkeypatch.setattr(systems, "measure_run", measure_run)
+    monkeypatch.setattr(systems, "SYSTEMS", ("multi-trs", "moel"))
+    results = systems.measure(tmp_path, tmp_path, "HEAD")
+    assert not (tmp_path / "base").exists()
+    assert [each for each in order if each[1] == "paper"][-3:] == [
+        ("moel", "paper", "precision=auto", False),
+        ("multi-trs", "paper", "precision=auto", False),
+        ("moel", "paper", "precision=fp32", True),
+    ]
+    summary = systems.summarize(results["paper"]["moel"])
+    assert (summary["ratio_to_reference"], summary["ratio_to_base"]) == (0.7, 2.0)
+    assert "ratio_to_base" not in systems.summarize(results["compact"]["moel"])
+
+
+def test_the_rate_of_a_run_is_that_of_its_last_stage(tmp_path):
+    lines = [(1, 0, 0), (20, 1_000, 0), (21, 9_000, 1), (41, 10_000, 1), (61, 12_000, 1)]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": step, "time": time, "metrics": {"loss": 1.0, "stage": stage}})
+            + "\n"
+            for step, time, stage in lines
+        )
+    )
+    record = {"training": {"batch_size": 16}, "result": {"peak_memory_mb": 900.0}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    expected = {"samples_per_second": 16 * 20 / 2, "peak_memory_mb": 900.0}
+    assert training.measure_run(tmp_path) == expected

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attune.platform.text.tokenizing import CONTRACTIONS, nltk_tokenize, tokenize, tokenize_one
+from attune.platform.text.tokenizing import (
+    CONTRACTIONS,
+    nltk_tokenize,
+    tokenize,
+    tokenize_few,
+    tokenize_one,
+)
 
 
 def nltk_tokens(text: str, expand: bool = True) -> list[str]:
@@ -58,6 +64,7 @@ PIECES = st.sampled_from([*"".join(WORDS).split(" "), "\n", "\t"])
 def test_equals_nltk_on_random_text(parts):
     text = "".join(piece + blank for piece, blank in parts)
     assert tokenize_one(text) == nltk_tokens(text)
+    assert tokenize_few([text]) == [" ".join(tokenize_one(text))]
 
 
 def test_tokens_as_in_the_papers():
