@@ -109,7 +109,7 @@ def build_components() -> Components:
 def _build_choices() -> dict[str, Any]:
     runs = gr.Dropdown(
         label="Runs",
-        info=f"Each run answers in its own column. At most {MAX_PANES}.",
+        info=f"One column per run, at most {MAX_PANES}.",
         choices=[],
         multiselect=True,
         max_choices=MAX_PANES,
