@@ -3,9 +3,12 @@
 import logging
 import os
 import signal
+import sys
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,34 +17,57 @@ from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import job_environment
 from attune.platform.runs.record import Run
 from attune.platform.services import stack
+from attune.platform.services.stack_processes import HOST
 
 CPUS, GPUS = "ATTUNE_CPUS_PER_WORKER", "ATTUNE_GPUS_PER_WORKER"
 """Environment variables with the resources per worker, set by `attune submit`."""
 
 OUT_OF_MEMORY = ("OutOfMemoryError", "running low on memory", "NODE_OUT_OF_MEMORY")
 """Parts of the errors of Ray's memory monitor."""
+USER_TOKEN = Path("~/.ray/auth_token")
+"""Where Ray looks for the user's token."""
 PROBE_SECONDS = 120
 RETRIES = 3
 """How often a run is resumed after a worker died."""
 
 
 def use_token(address: str | None = None) -> None:
-    """Set Ray's authentication variables: the local stack's token for its address, otherwise the
-    user's. Call it before Ray is imported, which reads them only then."""
-    if stack.is_stack(address or os.environ.get("RAY_ADDRESS")):
+    """Set Ray's authentication variables. Call it before Ray is imported, which reads them only
+    then.
+
+    The local stack and a cluster that this process starts use the token in `ATTUNE_HOME`, unless
+    the user has a token; Ray would write one to `~/.ray`, readable for everyone.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if stack.is_stack(address):
+        _set_variables(stack.ray_variables())
+    elif not address:
         variables = stack.ray_variables()
-        if "RAY_AUTH_TOKEN" in os.environ:  # the user's token takes precedence, even if it is wrong
+        if _user_has_token():
             del variables["RAY_AUTH_TOKEN_PATH"]
-        for name, value in variables.items():
-            os.environ.setdefault(name, value)
-    has_token = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if has_token or Path("~/.ray/auth_token").expanduser().is_file():
+        elif os.environ.get("RAY_AUTH_MODE", "token") == "token":
+            stack.create_token()
+        _set_variables(variables)
+    if _user_has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
+def _user_has_token() -> bool:
+    variables = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    return any(name in os.environ for name in variables) or USER_TOKEN.expanduser().is_file()
+
+
+def _set_variables(variables: Mapping[str, str]) -> None:
+    """Set environment variables that the user has not set. A token in RAY_AUTH_TOKEN takes
+    precedence over a file, even if it is wrong."""
+    for name, value in variables.items():
+        if name != "RAY_AUTH_TOKEN_PATH" or "RAY_AUTH_TOKEN" not in os.environ:
+            os.environ.setdefault(name, value)
+
+
 def connect(address: str | None = None) -> None:
-    """Join the cluster at an address or at RAY_ADDRESS, or start one on this machine for this
-    process."""
+    """Join the cluster at an address or at RAY_ADDRESS, or start one for this process, which only
+    this machine can reach."""
     address = _head(address or os.environ.get("RAY_ADDRESS"))
     use_token(address)
     import ray
@@ -50,13 +76,26 @@ def connect(address: str | None = None) -> None:
         return
     # Ray repeats every worker's output on the driver's; ours goes to the run's folder.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not address:
-        options["include_dashboard"] = False
     handler = signal.getsignal(signal.SIGTERM)
-    ray.init(address, **options)
+    if address:
+        ray.init(address, **options)
+    else:
+        with _report_duration("starting Ray"):
+            ray.init(include_dashboard=False, _node_ip_address=HOST, **options)
     if threading.current_thread() is threading.main_thread():
         # Ray has replaced it by one that exits with 15 instead of 143.
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _report_duration(text: str) -> Iterator[None]:
+    """Print one line on stderr: a text at the start, and the seconds at the end."""
+    start = time.monotonic()
+    print(f"{text} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(f" {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
 def _head(address: str | None) -> str | None:
@@ -139,7 +178,9 @@ def fit(work: Callable[[dict[str, Any]], None], run: Run, cores: int) -> None:
     Each worker calls `work` with the run's folder and the job's environment, and has `cores` cores.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
+
+    from attune.platform.services.torch_backend import torch_config
 
     resources = worker_resources(run, cores)
     use_gpu = "GPU" in resources
@@ -149,7 +190,7 @@ def fit(work: Callable[[dict[str, Any]], None], run: Run, cores: int) -> None:
         scaling_config=ScalingConfig(
             num_workers=run.workers, use_gpu=use_gpu, resources_per_worker=resources
         ),
-        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        torch_config=torch_config("nccl" if use_gpu else "gloo", run.folder / "ray"),
         run_config=RunConfig(
             # A new name for each start: Ray would resume a run of the same name by itself, and we
             # resume from our own checkpoints.

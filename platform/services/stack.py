@@ -116,8 +116,14 @@ def folder() -> Path:
 
 
 def token_file() -> Path:
-    """Return the file with the token of the stack's Ray."""
+    """Return the file with the token of the stack's Ray, and of clusters that commands start."""
     return folder() / "ray_token"
+
+
+def create_token() -> None:
+    """Write the token for Ray, unless there is one."""
+    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    stack_processes.create_secret(token_file())
 
 
 def password_file() -> Path:
@@ -130,6 +136,8 @@ def running_parts() -> dict[str, Part]:
     path = folder() / "stack.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if content["home"] != str(home()):  # a copy: the processes belong to the original
+            return {}
         return {each["name"]: Part(**each) for each in content["parts"]}
     except FileNotFoundError:
         return {}
@@ -191,11 +199,10 @@ def up(
             {name: part for name, part in known.items() if part.alive()}, ports, password
         )
         missing = [name for name in PARTS if name not in known or not known[name].alive()]
-        for name in missing:
-            port = ports.get(name) or USUAL_PORTS[name]
-            stack_processes.check_port_free(port, PORT_OPTIONS[name])
+        new_ports = {PORT_OPTIONS[name]: ports.get(name) or USUAL_PORTS[name] for name in missing}
         if RAY in missing and head_port is not None:
-            stack_processes.check_port_free(head_port, "--ray-port")
+            new_ports["--ray-port"] = head_port
+        stack_processes.check_ports(new_ports)
         for name in missing:
             if name in known:
                 report(f"{name} has died: starting it again")
@@ -207,7 +214,9 @@ def up(
             for name in missing:
                 report(f"starting {name} ...")
                 port = ports.get(name) or USUAL_PORTS[name]
-                new_parts[name] = _start_part(name, port, head_port, cores, password)
+                new_parts[name] = _start_part(
+                    name, port, head_port, cores, password, list(new_ports.values())
+                )
                 _write_state({**known, **new_parts})
                 _wait_until_ready(new_parts[name])
         except BaseException:
@@ -244,21 +253,23 @@ def _check_running_parts(
 
 
 def _start_part(
-    name: str, port: int, head_port: int | None, cores: int | None, password: bool
-) -> Part:
+    name: str, port: int, head_port: int | None, cores: int | None, password: bool,
+    reserved: list[int],
+) -> Part:  # fmt: skip
     mark = f"{name}-{secrets.token_hex(8)}"
     details: dict[str, Any] = {}
     environment = {**os.environ, MARK: mark}
     if name == RAY:
         others = ("head", "agent", "agent_grpc", "metrics", "client", "runtime_env")
-        details["ports"] = dict(zip(others, stack_processes.free_ports(len(others)), strict=True))
+        free = stack_processes.free_ports(len(others), reserved)
+        details["ports"] = dict(zip(others, free, strict=True))
         if head_port is not None:
             details["ports"]["head"] = head_port
         details["scratch"] = tempfile.mkdtemp(prefix="attune-ray-")
         command = stack_processes.ray_command(port, details["ports"], details["scratch"], cores)
         for variable in ("RAY_ADDRESS", "RAY_AUTH_TOKEN"):
             environment.pop(variable, None)
-        stack_processes.create_secret(token_file())
+        create_token()
         environment |= ray_variables() | {
             # Ray's default timeouts are too short for a busy machine.
             "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(SECONDS_TO_START),
@@ -401,6 +412,6 @@ def _lock() -> Iterator[None]:
 def _write_state(parts: Mapping[str, Part]) -> None:
     path = folder() / "stack.json"
     new = path.with_suffix(f".{os.getpid()}")
-    content = {"parts": [dataclasses.asdict(part) for part in parts.values()]}
+    content = {"home": str(home()), "parts": [dataclasses.asdict(part) for part in parts.values()]}
     new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     new.replace(path)

@@ -1,9 +1,10 @@
 """The processes of the local stack: their commands, environment variables, ports and secrets."""
 
+import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,26 @@ MLFLOW_USER = "admin"
 OBJECT_STORE = 2**29
 """Bytes of Ray's object store; only names, numbers and files pass between our processes."""
 LOG_LINES = 15
+WORKER_PORTS = range(10_002, 20_000)
+"""The ports that Ray gives to its workers."""
+
+
+def check_ports(ports: Mapping[str, int]) -> None:
+    """Raise UsageError where two options have the same port, or a port is Ray's or in use."""
+    for option, port in ports.items():
+        same = [other for other in ports if other != option and ports[other] == port]
+        if same:
+            raise UsageError(
+                f"{option} {port} is also the port of {same[0]}: choose another port for one of "
+                f"them"
+            )
+        if port in WORKER_PORTS:
+            [other] = free_ports(1)
+            raise UsageError(
+                f"{option} {port}: Ray gives the ports {WORKER_PORTS[0]} to {WORKER_PORTS[-1]} to "
+                f"its workers; choose another port, such as {option} {other}"
+            )
+        check_port_free(port, option)
 
 
 def check_port_free(port: int, option: str) -> None:
@@ -44,13 +65,18 @@ def _describe_port_user(port: int) -> str:
     return ""
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
+def free_ports(count: int, without: Container[int] = ()) -> list[int]:
+    """Return ports that are free now, not those of Ray's workers and none of `without`."""
+    sockets: list[socket.socket] = []
+    ports: list[int] = []
     try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(ports) < count:
+            sockets.append(socket.socket())
+            sockets[-1].bind((HOST, 0))
+            port = sockets[-1].getsockname()[1]
+            if port not in WORKER_PORTS and port not in without:
+                ports.append(port)
+        return ports
     finally:
         for each in sockets:
             each.close()
@@ -116,11 +142,13 @@ def mlflow_environment(folder: Path, password_file: Path | None) -> dict[str, st
 def create_secret(path: Path) -> Path:
     """Write a random secret to a file that only its owner can read, unless the file exists."""
     if not path.exists():
-        new = path.with_suffix(".new")
+        new = path.with_suffix(f".{os.getpid()}")
         new.unlink(missing_ok=True)
         new.touch(mode=0o600)
         new.write_text(secrets.token_hex(32), encoding="utf-8")
-        new.replace(path)
+        with suppress(FileExistsError):  # another process was faster: its secret is used
+            os.link(new, path)
+        new.unlink()
     path.chmod(0o600)
     return path
 

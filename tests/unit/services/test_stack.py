@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from attune.platform.core.errors import ServiceError, UsageError
+from attune.platform.core.home import home
 from attune.platform.services import stack, stack_processes
 
 SERVER = """
@@ -73,7 +75,7 @@ def test_another_process_with_the_same_pid_is_not_stopped(ports):
     part = stack.up(ports)[stack.RAY]
     stack.down()
     other = {**vars(part), "pid": os.getpid()}
-    (stack.folder() / "stack.json").write_text(json.dumps({"parts": [other]}))
+    (stack.folder() / "stack.json").write_text(json.dumps({"home": str(home()), "parts": [other]}))
     assert not stack.running_parts()[stack.RAY].alive()
     assert stack.running(stack.RAY) is None
     stack.down()  # and this test is still there to tell
@@ -106,6 +108,46 @@ def test_a_port_in_use_is_reported_with_its_process_and_the_option(ports):
         with pytest.raises(UsageError, match="--ray-port"):
             stack.up(ports, head_port=port)
     assert stack.running_parts() == {}
+
+
+def test_ports_of_ray_workers_and_equal_ports_are_rejected_before_anything_starts(ports):
+    with pytest.raises(UsageError, match=r"--dashboard-port 18265: Ray gives the ports 10002 to"):
+        stack.up({**ports, stack.RAY: 18265})
+    with pytest.raises(UsageError, match=r"--ray-port 19999: Ray gives .* such as --ray-port \d+"):
+        stack.up(ports, head_port=19999)
+    port = ports[stack.RAY]
+    with pytest.raises(UsageError, match=rf"{port} is also the port of --mlflow-port"):
+        stack.up({**ports, stack.MLFLOW: port})
+    with pytest.raises(UsageError, match=rf"--dashboard-port {port} is also the .* of --ray-port"):
+        stack.up(ports, head_port=port)
+    assert stack.running_parts() == {}
+
+
+def test_free_ports_avoid_those_of_ray_workers_and_reserved_ones(monkeypatch):
+    offered = iter([15_000, 40_000, 40_001, 40_002])
+
+    class Socket:
+        def bind(self, _):
+            self.port = next(offered)
+
+        def getsockname(self):
+            return ("127.0.0.1", self.port)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(stack_processes.socket, "socket", Socket)
+    assert stack_processes.free_ports(2, [40_000]) == [40_001, 40_002]
+
+
+def test_a_copied_home_does_not_own_the_processes_of_the_original(ports, tmp_path, monkeypatch):
+    stack.up(ports)
+    copy = tmp_path / "copy"
+    shutil.copytree(stack.folder(), copy / "stack")
+    with monkeypatch.context() as patch:
+        patch.setenv("ATTUNE_HOME", str(copy))
+        assert stack.down() == []
+    assert all(part.alive() for part in stack.running_parts().values())
 
 
 def test_options_of_a_running_part_cannot_change(ports):
