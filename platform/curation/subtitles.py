@@ -6,6 +6,7 @@ no start. A line of SRT is a subtitle block, or each part of it that begins with
 between the parts are unknown.
 """
 
+import io
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -15,8 +16,7 @@ from pathlib import Path
 import polars as pl
 
 from attune.platform.core.errors import DataError
-from attune.platform.core.files import open_bytes
-from attune.platform.data.files import extension
+from attune.platform.data.files import extension, read_document
 from attune.platform.data.readers.edos import detokenize_column
 
 OPUS, SRT = ".xml", ".srt"
@@ -54,16 +54,16 @@ def read(path: Path) -> list[Line]:
 
 def _read_opus(path: Path) -> list[Line]:
     lines, tokenized = [], False
-    with open_bytes(path) as stream:
-        try:
-            for _, element in ET.iterparse(stream, events=("end",)):
-                if element.tag == "s":
-                    tokenized = tokenized or element.find(".//w") is not None
-                    if line := _parse_sentence(element):
-                        lines.append(line)
-                    element.clear()
-        except (ET.ParseError, ValueError, LookupError) as error:  # LookupError: an odd encoding
-            raise DataError(f"{path}: not readable as XML: {error}") from error
+    content = io.BytesIO(read_document(path))
+    try:
+        for _, element in ET.iterparse(content, events=("end",)):
+            if element.tag == "s":
+                tokenized = tokenized or element.find(".//w") is not None
+                if line := _parse_sentence(element):
+                    lines.append(line)
+                element.clear()
+    except (ET.ParseError, ValueError, LookupError) as error:  # LookupError: an odd encoding
+        raise DataError(f"{path}: not readable as XML: {error}") from error
     return _detokenize_lines(lines) if tokenized else lines
 
 
@@ -95,8 +95,7 @@ def _detokenize_lines(lines: list[Line]) -> list[Line]:
 
 
 def _read_srt(path: Path) -> Iterator[Line]:
-    with open_bytes(path) as stream:
-        content = stream.read()
+    content = read_document(path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:  # most other files come from Windows

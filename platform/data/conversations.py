@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from attune.platform.core.errors import unknown_choice
+from attune.platform.data.files import LONGEST_RAW, RAW_LENGTH
 from attune.platform.data.labels import EMOTIONS
 
 SPEAKER, LISTENER = "speaker", "listener"
@@ -60,7 +61,15 @@ def conversations(columns: object) -> pl.DataFrame:
     return frame.select(
         (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in CONVERSATIONS.items()
-    )
+    ).with_columns(raw=shorten_column("raw"))
+
+
+def shorten_column(name: str) -> pl.Expr:
+    """Return a column of texts in the length that rejected rows are shown with."""
+    text = pl.col(name)
+    length = text.str.len_chars()
+    short = pl.format("{} ... ({} characters)", text.str.slice(0, RAW_LENGTH), length)
+    return pl.when(length > LONGEST_RAW).then(short).otherwise(text)
 
 
 def whole_conversations(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:

@@ -7,6 +7,7 @@ be read, with the reason and its raw text instead of its content.
 """
 
 import csv
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,10 +18,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attune.platform.core.errors import DataError
+from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.files import open_bytes
 
 ROWS_AT_A_TIME = 50_000
+BYTES_PER_ROW = 256
+MEGABYTE = 10**6
+RAW_LENGTH, LONGEST_RAW = 300, 350
+"""A rejected text is cut to so many characters if it has more than so many, so that a text that was
+cut, and says how long it was, is not cut again."""
 T = TypeVar("T")
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "val": "valid", "test": "test"}
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # how surrogateescape keeps what is not UTF-8
@@ -43,24 +49,124 @@ def head(path: Path) -> str:
         return stream.read(2048).decode("utf-8-sig", errors="replace").strip()
 
 
-def lines(path: Path) -> Iterator[pl.DataFrame]:
-    """Frames of (row, line, problem, raw): the lines of a text file."""
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """A limit on what is read, so that a file cannot take all memory."""
+
+    variable: str
+    """The environment variable that sets it, in megabytes."""
+    default: float
+
+    @property
+    def bytes(self) -> int:
+        """The limit in bytes."""
+        text = os.environ.get(self.variable) or self.default
+        try:
+            size = float(text) * MEGABYTE
+        except ValueError:
+            size = 0
+        if not 1 <= size < 2**62:
+            raise UsageError(f"{self.variable}={text}: expected a number of megabytes above 0")
+        return int(size)
+
+    def describe(self) -> str:
+        """Return `4 MB (ATTUNE_MAX_LINE_MB)`."""
+        return f"{self.bytes / MEGABYTE:g} MB ({self.variable})"
+
+
+LINE = Limit(variable="ATTUNE_MAX_LINE_MB", default=4)
+"""A line of a text file; a longer one is rejected."""
+FIELD = Limit(variable="ATTUNE_MAX_FIELD_MB", default=1)
+"""A cell of a CSV; a row with a longer one is rejected."""
+DOCUMENT = Limit(variable="ATTUNE_MAX_DOCUMENT_MB", default=64)
+"""A file that is read as a whole: JSON, XML and SRT; decompressed."""
+FILE = Limit(variable="ATTUNE_MAX_FILE_MB", default=200_000)
+"""A file that is read line by line; decompressed."""
+
+
+def read_document(path: Path) -> bytes:
+    """Return the decompressed content of a file that is read as a whole."""
     with open_bytes(path) as stream:
-        row = 0
-        while chunk := stream.readlines(ROWS_AT_A_TIME * 256):
-            if row == 0:
-                chunk[0] = chunk[0].removeprefix(b"\xef\xbb\xbf")
-            texts, problems, raws = zip(*map(_decode_line, chunk), strict=True)
+        content = stream.read(DOCUMENT.bytes + 1)
+    if len(content) > DOCUMENT.bytes:
+        raise DataError(f"{path} is larger than {DOCUMENT.describe()}: split it, or raise it")
+    return content
+
+
+class LineReader:
+    """The lines of a file, within the limits on lines and on the file."""
+
+    def __init__(self, path: Path, stream: IO[bytes]):
+        self.path, self.stream = path, stream
+        self.number = 0
+        """The number of lines read so far."""
+        self.size = 0
+        """The number of bytes read so far."""
+        self.limit, self.file_limit = LINE.bytes, FILE.bytes
+
+    def read(self) -> tuple[bytes, str | None]:
+        """Return the next line and its problem; of a line that is too long only the beginning. At
+        the end of the file the line is empty."""
+        line = self._read_part()
+        self.number += bool(line)
+        if self.number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if len(line) <= self.limit:
+            return line, None
+        part = line
+        while part and not part.endswith(b"\n"):
+            part = self._read_part()
+        problem = f"line longer than {LINE.describe()}: split it, or raise the limit"
+        return line[:RAW_LENGTH], problem
+
+    def _read_part(self) -> bytes:
+        """Return the rest of the line, at most one byte more than a line may have."""
+        part = self.stream.readline(self.limit + 1)
+        self.size += len(part)
+        if self.size > self.file_limit:
+            raise DataError(
+                f"{self.path} is larger than {FILE.describe()} when decompressed: split it, or "
+                f"raise the limit"
+            )
+        return part
+
+
+def lines(path: Path) -> Iterator[pl.DataFrame]:
+    """Yield frames of (row, line, problem, raw): the lines of a text file."""
+    with open_bytes(path) as stream:
+        reader = LineReader(path, stream)
+        while chunk := list(_read_chunk(reader)):
+            texts, problems, raws = zip(*chunk, strict=True)
+            last = reader.number
             yield pl.DataFrame(
                 {
-                    "row": range(row + 1, row + 1 + len(chunk)),
+                    "row": range(last + 1 - len(chunk), last + 1),
                     "line": texts,
                     "problem": problems,
                     "raw": raws,
                 },
                 schema={"row": pl.Int64, **dict.fromkeys(("line", "problem", "raw"), pl.String)},
             )
-            row += len(chunk)
+
+
+def _read_chunk(reader: LineReader) -> Iterator[tuple[str | None, str | None, str | None]]:
+    """Yield (line, problem, raw) of the next lines."""
+    end = reader.size + ROWS_AT_A_TIME * BYTES_PER_ROW
+    while reader.size < end:
+        line, problem = reader.read()
+        if not line:
+            return
+        if problem is None:
+            yield _decode_line(line)
+        else:
+            yield None, problem, line.decode("utf-8", errors="backslashreplace")
+
+
+def shorten(text: str) -> str:
+    """Return a text of readable length for the file of rejected rows."""
+    if len(text) <= LONGEST_RAW:
+        return text
+    return f"{text[:RAW_LENGTH]} ... ({len(text)} characters)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +188,7 @@ class Record:
 def read_header(path: Path) -> list[str]:
     """The column names of a CSV."""
     with open_bytes(path) as stream:
-        return _parse_header(path, csv.reader(_decode_lines(stream)))
+        return _parse_header(path, csv.reader(_DecodedLines(LineReader(path, stream))))
 
 
 def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
@@ -90,9 +196,10 @@ def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
 
     Python's csv and not polars: polars refuses a whole file for one bad row and can't say which.
     """
-    csv.field_size_limit(2**31 - 1)
+    csv.field_size_limit(FIELD.bytes)
     with open_bytes(path) as stream:
-        reader = csv.reader(_decode_lines(stream), strict=True)
+        source = LineReader(path, stream)
+        reader = csv.reader(_DecodedLines(source), strict=True)
         header = _parse_header(path, reader)
         missing = sorted(set(required) - set(header))
         if missing:
@@ -101,7 +208,7 @@ def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
                 f"{_quote_names(header)}"
             )
         while True:
-            row = reader.line_num + 1
+            row = source.number + 1
             try:
                 fields = next(reader)
             except StopIteration:
@@ -112,7 +219,7 @@ def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
                         f"{path}, row {row}: a quotation mark opens here and never closes, so the "
                         f"rest of the file is lost: close it, or double it if it is meant"
                     ) from None
-                yield Record(row=row, fields={}, problem=f"not readable as CSV: {error}")
+                yield Record(row=row, fields={}, problem=_csv_problem(error))
                 continue
             if fields:
                 named = dict(zip(header, fields, strict=False))
@@ -176,9 +283,25 @@ def _to_arrow(rows: pl.DataFrame) -> Any:
 
 def _parse_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     try:
-        return [name.strip().encode(errors="replace").decode() for name in next(reader, [])]
+        names = [name.strip().encode(errors="replace").decode() for name in next(reader, [])]
     except csv.Error as error:
-        raise DataError(f"{path}, row 1: not readable as CSV: {error}") from None
+        raise DataError(f"{path}, row 1: {_csv_problem(error)}") from None
+    for name in names:
+        if name and names.count(name) > 1:
+            raise DataError(
+                f"{path}, row 1: column '{name}' occurs {names.count(name)} times: rename "
+                f"or remove all but one"
+            )
+    return names
+
+
+def _csv_problem(error: csv.Error) -> str:
+    if "field larger than" in str(error):
+        return (
+            f"field larger than {FIELD.describe()}: close its quotation mark, shorten it, or raise "
+            f"the limit"
+        )
+    return f"not readable as CSV: {error}"
 
 
 def _decode_line(line: bytes) -> tuple[str | None, str | None, str | None]:
@@ -189,10 +312,22 @@ def _decode_line(line: bytes) -> tuple[str | None, str | None, str | None]:
         return None, _not_utf8(line[error.start], error.start), raw
 
 
-def _decode_lines(stream: IO[bytes]) -> Iterator[str]:
-    for number, line in enumerate(stream):
-        text = line.decode("utf-8", errors="surrogateescape")
-        yield text.removeprefix("\ufeff") if number == 0 else text
+class _DecodedLines:
+    """Lines as text for Python's csv, which goes on after an error as generators cannot."""
+
+    def __init__(self, reader: LineReader):
+        self.reader = reader
+
+    def __iter__(self) -> "_DecodedLines":
+        return self
+
+    def __next__(self) -> str:
+        line, problem = self.reader.read()
+        if problem is not None:
+            raise csv.Error(problem)
+        if not line:
+            raise StopIteration
+        return line.decode("utf-8", errors="surrogateescape")
 
 
 def _record_problem(fields: list[str], header: list[str]) -> str | None:

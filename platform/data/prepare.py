@@ -35,6 +35,7 @@ from attune.platform.data.conversations import (
     Checker,
     problem_kind,
     separate_rejects,
+    shorten_column,
     split_by_hash,
     whole_conversations,
 )
@@ -156,7 +157,9 @@ class _Preparation:
             )
         self.first_reject = self.first_reject or first
         self.reasons.update(problem_kind(problem) for problem in own["problem"])
-        file.write(own.sort("file", "row").select(_REJECTED).write_ndjson().encode())
+        texts = [shorten_column(name) for name in ("problem", "conversation_id", "text", "emotion")]
+        rejects = own.sort("file", "row").select(_REJECTED).with_columns(texts)
+        file.write(rejects.write_ndjson().encode())
 
     def _count_utterances(self, utterances: pl.DataFrame) -> None:
         counted = utterances.group_by("split").agg(pl.col("conversation_id").n_unique())

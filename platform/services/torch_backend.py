@@ -40,12 +40,12 @@ class LoopbackConfig(TorchConfig):
         return LoopbackBackend
 
 
-class LoopbackBackend(Backend):  # type: ignore[misc]
+class LoopbackBackend(Backend):
     """Set up the process group when the workers have started, and after each restart."""
 
     share_cuda_visible_devices = True
 
-    def on_start(self, worker_group: Any, backend_config: LoopbackConfig) -> None:
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
         """Join the workers into one process group."""
         file = Path(backend_config.folder) / f"workers-{uuid.uuid4().hex}"
         ray.get(
@@ -57,7 +57,7 @@ class LoopbackBackend(Backend):  # type: ignore[misc]
             ]
         )
 
-    def on_shutdown(self, worker_group: Any, backend_config: LoopbackConfig) -> None:
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """Leave the process group."""
         worker_group.execute_async(_leave)
 
@@ -88,7 +88,7 @@ def _leave() -> None:
 def _loopback_interface() -> str:
     """Return the name of the loopback interface, such as `lo`."""
     return next(
-        name
+        str(name)
         for name, addresses in psutil.net_if_addrs().items()
         if any(each.address == HOST for each in addresses)
     )

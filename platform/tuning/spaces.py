@@ -98,7 +98,13 @@ def find_definition(text: str) -> SweepDefinition:
         path = Path(text)
         if not path.is_file():
             raise UsageError(f"--sweep {text}: the file does not exist")
-        return _parse_definition(text, path.read_text(encoding="utf-8"))
+        try:
+            content = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError) as error:
+            raise UsageError(
+                f"--sweep {text}: not readable as text ({error}); a sweep is a YAML file in UTF-8"
+            ) from None
+        return _parse_definition(text, content)
     known = read_bundled_sweeps()
     if text not in known:
         raise UsageError(f"{unknown_choice('sweep', text, known)} (or give a .yaml file)")

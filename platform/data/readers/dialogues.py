@@ -27,6 +27,7 @@ from attune.platform.data.files import (
     extension,
     lines,
     records,
+    shorten,
     split_from_name,
 )
 from attune.platform.data.labels import LABELS
@@ -78,28 +79,29 @@ def _read_json_lines(path: Path) -> Iterator[pl.DataFrame]:
 
 
 def _conversation(path: Path, line: str) -> list[dict[str, object]]:
+    raw = shorten(line)
     try:
         conversation = json.loads(line)
     except (RecursionError, ValueError) as error:
-        return [{"problem": f"not readable as JSON: {error}", "raw": line}]
+        return [{"problem": f"not readable as JSON: {error}", "raw": raw}]
     if not isinstance(conversation, dict):
-        return [{"problem": "not readable as JSON: a line must be an object", "raw": line}]
+        return [{"problem": "not readable as JSON: a line must be an object", "raw": raw}]
     for key in ("id", "utterances"):
         if key not in conversation:
-            return [{"problem": f"missing key: '{key}'", "raw": line}]
+            return [{"problem": f"missing key: '{key}'", "raw": raw}]
     utterances = conversation["utterances"]
     if not isinstance(utterances, list) or not utterances:
         problem = "not a list: 'utterances' must be a list with at least one utterance"
-        return [{"problem": problem, "raw": line}]
+        return [{"problem": problem, "raw": raw}]
     shared = {key: conversation.get(key) for key in _OF_ALL}
     shared["conversation_id"] = conversation["id"]
     rows = []
     for turn, utterance in enumerate(utterances):
         if isinstance(utterance, dict) and {"role", "text"} <= set(utterance):
-            rows.append(_utterance(path, {**utterance, **shared, "turn": turn}, line))
+            rows.append(_utterance(path, {**utterance, **shared, "turn": turn}, raw))
         else:
             problem = "missing key: an utterance needs 'role' and 'text'"
-            rows.append({"problem": problem, "raw": line})
+            rows.append({"problem": problem, "raw": raw})
     return rows
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import polars as pl
 
 from attune.platform.core.errors import DataError, unknown_choice
-from attune.platform.core.files import open_bytes
 from attune.platform.data.conversations import LISTENER, SPEAKER, SPLITS, conversations
-from attune.platform.data.files import extension, split_from_name
+from attune.platform.data.files import extension, read_document, shorten, split_from_name
 from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
 from attune.platform.data.readers.edos import detokenize_column
 
@@ -43,8 +42,7 @@ def recognises(path: Path, head: str) -> bool:
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Conversations of the file; `row` is the dialogue's place in it."""
-    with open_bytes(path) as stream:
-        content = stream.read()
+    content = read_document(path)
     try:
         dialogues = json.loads(content, object_pairs_hook=_without_repeats)
     except UnicodeDecodeError as error:
@@ -61,7 +59,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
         place = {"conversation_id": name, "file": path.name, "row": number}
         problem = _problem(parts)
         if problem:
-            rows.append({**place, "problem": problem, "raw": json.dumps(parts)})
+            rows.append({**place, "problem": problem, "raw": shorten(json.dumps(parts))})
         else:
             rows.extend(
                 {**place, **turn} for turn in _turns(parts[0], split_from_name(path), tolerated)

@@ -55,3 +55,9 @@ def test_sweep_files(call, folder, tmp_path, content, message):
     assert message in error
     assert error.count("dropout:") < 2
     assert not folder.exists()
+
+
+def test_a_binary_file_is_no_sweep(call, folder, tmp_path):
+    (tmp_path / "mine.yaml").write_bytes(bytes(range(256)))
+    assert "--sweep mine.yaml: not readable as text" in error_of(call(*SWEEP))
+    assert not folder.exists()
