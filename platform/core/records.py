@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.platform.core.errors import DataError, UsageError
+from attune.platform.core.portable import from_portable, to_portable
 
 FORMAT_KEY = "format"
 
@@ -19,10 +20,11 @@ class FormatVersionError(UsageError):
 
 
 def write_record(path: Path, version: int, fields: Mapping[str, Any]) -> None:
-    """Write a record atomically."""
+    """Write a record, `HOME/KIND/NAME/FILE`, atomically; its paths in the home are relative."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    content = {FORMAT_KEY: version, **to_portable(fields, path.absolute().parents[2])}
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(json.dumps({FORMAT_KEY: version, **fields}, indent=2) + "\n", encoding="utf-8")
+    new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     new.replace(path)
 
 
@@ -35,7 +37,8 @@ def read_record(path: Path, version: int, fix: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{path} is damaged: expected a JSON object, got {content!r:.60}")
     check_format(path, content, version, fix)
-    return {key: value for key, value in content.items() if key != FORMAT_KEY}
+    fields = {key: value for key, value in content.items() if key != FORMAT_KEY}
+    return {**from_portable(fields, path.absolute().parents[2])}
 
 
 def check_format(path: Path, content: Mapping[str, Any], supported: int, fix: str) -> None:

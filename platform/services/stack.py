@@ -31,6 +31,7 @@ from attune.platform.core.errors import ServiceError, UsageError
 from attune.platform.core.home import home
 from attune.platform.services import stack_processes
 from attune.platform.services.stack_processes import HOST, MLFLOW_USER
+from attune.platform.services.tracking_store import relocate_tracking_store
 
 RAY, MLFLOW, PAGE = "ray", "mlflow", "page"
 PARTS = (RAY, MLFLOW, PAGE)
@@ -281,6 +282,7 @@ def _start_part(
         }
     elif name == MLFLOW:
         details["password"] = password
+        relocate_tracking_store()
         command = stack_processes.mlflow_command(port, password)
         environment |= stack_processes.mlflow_environment(
             folder(), password_file() if password else None

@@ -16,6 +16,7 @@ from attune.platform.core.disk import is_disk_full
 from attune.platform.core.errors import UsageError
 from attune.platform.core.home import home
 from attune.platform.runs.record import Run
+from attune.platform.services.tracking_store import artifact_root, relocate_tracking_store
 from attune.platform.tracking.environment import DEFAULTS, SHORT_TIMEOUTS, temporary_variables
 from attune.platform.tracking.run_metadata import describe_variant
 
@@ -26,7 +27,10 @@ FAILURES = (MlflowException, SQLAlchemyError, OSError)
 
 def store_uri() -> str:
     """Return the address of the store: a server, or a file under `ATTUNE_HOME`."""
-    return os.environ.get(ADDRESS) or f"sqlite:///{home() / 'mlflow.db'}"
+    if address := os.environ.get(ADDRESS):
+        return address
+    relocate_tracking_store()
+    return f"sqlite:///{home() / 'mlflow.db'}"
 
 
 @contextlib.contextmanager
@@ -117,7 +121,7 @@ def _find_or_create_experiment(client: MlflowClient, uri: str, variant: str) -> 
     experiment: Experiment | None = client.get_experiment_by_name(variant)
     if experiment is None:
         server = uri.startswith(("http:", "https:"))  # which has its own place for artifacts
-        artifacts = None if server else (home() / "mlartifacts" / variant).as_uri()
+        artifacts = None if server else f"{artifact_root()}/{variant}"
         try:
             experiment_id = client.create_experiment(
                 variant, artifacts, {MLFLOW_RUN_NOTE: describe_variant(variant)}
