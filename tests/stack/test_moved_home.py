@@ -3,7 +3,6 @@ alone."""
 
 import hashlib
 import json
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -126,14 +125,14 @@ def test_a_copy_and_a_moved_home_continue_and_leave_the_original_alone(call, tmp
     shutil.copytree(original, copy, symlinks=True)
     before = digests(original)
     hidden = tmp_path / "hidden"
-    os.rename(original, hidden)  # as unreadable as for another user, also for root
+    original.rename(hidden)  # as unreadable as for another user, also for root
     monkeypatch.setenv("ATTUNE_HOME", str(copy))
     use_everything(call, "open-1", 2)
     assert_only_in(copy, original)
     assert not original.exists()
     assert digests(hidden) == before
 
-    os.rename(copy, moved)
+    copy.rename(moved)
     monkeypatch.setenv("ATTUNE_HOME", str(moved))
     use_everything(call, "open-2", 3)
     assert_only_in(moved, copy)
