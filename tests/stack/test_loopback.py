@@ -35,6 +35,7 @@ def training(folder, prepared):
     (folder / "home" / "data" / "bundled").symlink_to(prepared)
     (folder / "user").mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["RAY_worker_niceness"] = "0"  # the workers start in time on a busy machine
     environment |= {"HOME": str(folder / "user"), "ATTUNE_HOME": str(folder / "home")}
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(COMMAND, env=environment, stdout=output, stderr=output)

@@ -30,6 +30,7 @@ def local_ray(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         for name in ("RAY_ADDRESS", "ATTUNE_HOME", "MLFLOW_TRACKING_URI"):
             patched.delenv(name, raising=False)
+        patched.setenv("RAY_worker_niceness", "0")  # the workers start in time on a busy machine
         patched.chdir(tmp_path_factory.mktemp("workers"))
         cluster.connect()
         yield
