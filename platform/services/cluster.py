@@ -41,15 +41,17 @@ def use_token(address: str | None = None) -> None:
     address = address or os.environ.get("RAY_ADDRESS")
     if stack.is_stack(address):
         _set_variables(stack.ray_variables())
-    elif not address:
+    elif address:
+        if _user_has_token():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+    else:  # `ray.init` turns authentication on by itself, also if Ray was imported before
         variables = stack.ray_variables()
+        del variables["RAY_AUTH_MODE"]
         if _user_has_token():
             del variables["RAY_AUTH_TOKEN_PATH"]
         elif os.environ.get("RAY_AUTH_MODE", "token") == "token":
             stack.create_token()
         _set_variables(variables)
-    if _user_has_token():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _user_has_token() -> bool:

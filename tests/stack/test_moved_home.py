@@ -11,6 +11,7 @@ import pytest
 
 from attune.platform.data.prepare import prepare
 from attune.platform.runs.record import find_run
+from attune.platform.services import cluster
 from attune.platform.training import driver, setup
 from tests.commands import json_output
 
@@ -23,16 +24,15 @@ WORDS = ("I won a prize", "My cat ran away", "I lost my keys", "We had a picnic"
 @pytest.fixture(scope="module", autouse=True)
 def local_ray(tmp_path_factory):
     """One Ray for the module, whose workers have no home folder of their own."""
-    import ray
-
-    from attune.platform.services import cluster
-
     with pytest.MonkeyPatch.context() as patched:
         for name in ("RAY_ADDRESS", "ATTUNE_HOME", "MLFLOW_TRACKING_URI"):
             patched.delenv(name, raising=False)
         patched.setenv("RAY_worker_niceness", "0")  # the workers start in time on a busy machine
         patched.chdir(tmp_path_factory.mktemp("workers"))
+        patched.setenv("RAY_AUTH_TOKEN", "0" * 64)
         cluster.connect()
+        import ray
+
         yield
         ray.shutdown()
 

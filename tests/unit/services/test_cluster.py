@@ -69,3 +69,45 @@ def test_a_run_that_finds_no_cluster_has_failed(tmp_path, monkeypatch):
     stored = read_run(tmp_path)
     assert (stored.status, stored.run_id) == ("failed", None)
     assert "job server" in stored.error
+
+
+@pytest.fixture
+def variables(tmp_path, monkeypatch):
+    """A home without Ray's variables and without a user's token."""
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cluster, "USER_TOKEN", tmp_path / "auth_token")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    monkeypatch.setattr(os, "environ", environment)
+    return environment
+
+
+def test_a_cluster_of_our_own_gets_a_token_in_the_home_that_only_its_owner_can_read(variables):
+    cluster.use_token()
+    path = stack.token_file()
+    assert variables["RAY_AUTH_TOKEN_PATH"] == str(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    token = path.read_text()
+    cluster.use_token()
+    assert path.read_text() == token
+
+
+def test_a_users_token_is_used_and_left_alone(variables):
+    cluster.USER_TOKEN.write_text("mine")
+    cluster.use_token()
+    assert "RAY_AUTH_TOKEN_PATH" not in variables
+    assert not stack.token_file().exists()
+    assert cluster.USER_TOKEN.read_text() == "mine"
+    cluster.use_token("head:6379")
+    assert variables["RAY_AUTH_MODE"] == "token"
+
+
+def test_another_cluster_is_not_given_our_token(variables):
+    cluster.use_token("head:6379")
+    assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"} & set(variables)
+    assert not stack.token_file().exists()
+
+
+def test_starting_ray_is_reported_in_one_line(capsys):
+    with cluster._report_duration("starting Ray"):
+        assert capsys.readouterr().err == "starting Ray ..."
+    assert re.fullmatch(r" \d+ s\n", capsys.readouterr().err)
