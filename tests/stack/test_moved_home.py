@@ -50,6 +50,7 @@ def write_data(folder):
         for split in ("train", "valid", "test")
         for number, text in enumerate(WORDS * 4)
     ]  # fmt: skip
+    folder.parent.mkdir()
     source = folder.parent / "own.jsonl"
     source.write_text("\n".join(json.dumps(each) for each in conversations))
     prepare(str(source), folder)

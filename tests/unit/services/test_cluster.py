@@ -1,5 +1,9 @@
 """How runs share the machines of a cluster."""
 
+import os
+import re
+import stat
+
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 from ray.train import TrainingFailedError
