@@ -105,7 +105,7 @@ def test_a_users_token_is_used_and_left_alone(variables):
     assert variables["RAY_AUTH_MODE"] == "token"
 
 
-def test_another_cluster_is_not_given_our_token(variables):
+def test_another_cluster_does_not_get_the_token_of_the_home(variables):
     cluster.use_token("head:6379")
     assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"} & set(variables)
     assert not stack.token_file().exists()
