@@ -1,4 +1,4 @@
-"""Layers that at least two papers use.
+"""Layers that several systems use.
 
 Shapes: B batch, T target or query length, S source length, D width, H heads, V vocabulary.
 """
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 class WordEmbedding(nn.Module):
     """Token embeddings, random or pretrained, projected to the model's width.
 
-    Pretrained vectors (GloVe's 100 or 300 dimensions, say) keep their dimension, and random ones
-    have `table_width`, by default the model's width. A linear layer projects them if it differs.
+    Pretrained vectors keep their dimension, such as GloVe's 300; random vectors have `table_width`
+    dimensions, by default the model's width. A linear layer projects them if the widths differ.
 
-    Tokens and positions are both initialised with a standard deviation of 1 / sqrt(dimension), and
-    pretrained vectors are scaled to it. With larger positions the tokens have almost no influence
-    for epochs; larger tokens are noise that takes epochs to unlearn (docs/log.md). It is also the
-    right scale for an output layer that shares the table.
+    Tokens and positions are initialised with the same standard deviation, 1 / sqrt(dimension), and
+    pretrained vectors are scaled to it. With larger positions, tokens have almost no effect for
+    epochs; larger tokens are noise that takes epochs to unlearn (docs/log.md). The scale is also
+    appropriate for an output layer that shares the table.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class WordEmbedding(nn.Module):
                 self.table.weight[padding].zero_()
             else:
                 known = vectors[vectors.any(dim=1)]  # tokens without a vector have zeros
-                # All zeros: an empty model, whose weights are loaded later.
+                # All vectors are zero if the weights will be loaded later.
                 scale = std / known.std() if len(known) else 1.0
                 self.table.weight.copy_(vectors * scale)
 
     def forward(self, *tokens: Tensor) -> tuple[Tensor, ...]:
-        """Embed each tensor: (B, T) -> (B, T, D).
+        """Embed tensors of token ids: (B, T) -> (B, T, D) each.
 
-        One lookup for all, because the gradient of each lookup is as large as the table.
+        One lookup serves all tensors, because the gradient of a lookup is as large as the table.
         """
         embedded = self.project(self.table(torch.cat([each.flatten() for each in tokens])))
         parts = embedded.split([each.numel() for each in tokens])
@@ -59,8 +59,8 @@ class WordEmbedding(nn.Module):
 
 
 class Positions(nn.Module):
-    """Sinusoidal position encodings (Vaswani et al. 2017) for sequences of any length, at the
-    scale of `WordEmbedding`."""
+    """Sinusoidal position encodings (Vaswani et al. 2017) of any length, scaled like
+    `WordEmbedding`."""
 
     table: Tensor
 
@@ -79,14 +79,14 @@ class Positions(nn.Module):
         half = math.ceil(self.width / 2)
         rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
         angles = torch.arange(length)[:, None] * rates
-        waves = torch.cat([angles.sin(), angles.cos()], dim=1)[:, : self.width]
-        return waves * math.sqrt(2 / self.width)  # a sine has a standard deviation of sqrt(1 / 2)
+        encodings = torch.cat([angles.sin(), angles.cos()], dim=1)[:, : self.width]
+        return encodings * math.sqrt(2 / self.width)  # a sine's standard deviation is sqrt(1 / 2)
 
 
 class Packing:
     """Conversion between padded (B, S, D) and packed (N, D) tensors, where N counts real tokens.
 
-    Layers that treat each token alone need not process padding. F.embedding is the indexing
+    Layers that process each token separately can leave out padding. `F.embedding` is the indexing
     operation with the fastest gradient.
     """
 
@@ -95,7 +95,7 @@ class Packing:
         self.positions = real.nonzero().squeeze(1)
         self.samples = self.positions // mask.shape[-1]
         """(N,) the sample of each token."""
-        nearest = (real.cumsum(dim=0) - 1).clamp(min=0)  # padding gets any real token
+        nearest = (real.cumsum(dim=0) - 1).clamp(min=0)  # padding gets the values of a real token
         self.nearest = nearest.view(len(mask), -1)
 
     def pack(self, padded: Tensor) -> Tensor:
@@ -114,18 +114,19 @@ class LayerShape:
     width: int
     """Width of hidden states."""
     num_heads: int
-    """Attention heads."""
+    """Number of attention heads."""
     key_depth: int
-    """Width of queries, keys and values, all heads together."""
+    """Total width of queries, keys and values over all heads."""
     filter_width: int
-    """Width inside the feed-forward."""
+    """Width of the hidden layer in feed-forward blocks."""
     dropout: float = 0.0
+    """Dropout rate."""
     activation: type[nn.Module] = nn.ReLU
-    """Activation inside the feed-forward."""
+    """Activation in feed-forward blocks."""
 
 
 def split_heads(projected: Tensor, num_heads: int, parts: int = 1) -> tuple[Tensor, ...]:
-    """Split projections that stand side by side, (B, T, parts * D), into heads: (B, H, T, D/H)
+    """Split `parts` concatenated projections, (B, T, parts * D), into heads: (B, H, T, D/H)
     each."""
     heads = (part.unflatten(-1, (num_heads, -1)) for part in projected.chunk(parts, dim=-1))
     return tuple(part.transpose(1, 2) for part in heads)
@@ -135,11 +136,11 @@ def attend(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
     *, dropout: float = 0.0, causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return the attended values of all heads side by side, (B, T, D), from queries, keys and
-    values (B, H, T or S, D/H); `mask` (B or 1, 1, T or 1, S) is True at positions that may be
-    attended to.
+    """Return the concatenated outputs of all heads, (B, T, D), from queries, keys and values
+    (B, H, T or S, D/H); `mask` (B or 1, 1, T or 1, S) is True at positions that may be attended to.
 
-    In bf16 on CPUs attention is written out: torch's fused kernel takes two to nine times as long.
+    In bf16 on CPUs attention is computed step by step: torch's fused kernel takes two to nine times
+    as long.
     """
     if queries.dtype == torch.bfloat16 and queries.device.type == "cpu":
         products = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(2, 3)  # (B, H, T, S)
@@ -158,8 +159,8 @@ def attend(
 def extend_past(
     past: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values (B, H, T, D/H) of all positions so far: those of the past, then the
-    new ones."""
+    """Return keys and values (B, H, T, D/H) of all positions so far: the past, then the new
+    ones."""
     if past is None:
         return keys, values
     return torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
@@ -198,14 +199,14 @@ class Attention(nn.Module):
     def cross_attend(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Attend from (B, T, D) to projected keys and values."""
+        """Return the output of attention from (B, T, D) to projected keys and values."""
         return self.attend(self.project_queries(query), keys, values, mask)
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None,
         *, causal: bool = False, packing: Packing | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the attention's output, (B, T, D) or packed (N, D), from the projections of all
+        """Return the output of attention, (B, T, D) or packed (N, D), from the projections of all
         heads."""
         dropout = self.dropout.p if self.training else 0.0
         attended = attend(queries, keys, values, mask, dropout=dropout, causal=causal)
@@ -221,15 +222,15 @@ class Attention(nn.Module):
     def _project(
         self, tensor: Tensor, *layers: nn.Linear, packing: Packing | None = None
     ) -> tuple[Tensor, ...]:
-        """Apply several layers to one tensor by one matrix product, which is faster for narrow
-        layers and also sums the gradients of the tensor."""
+        """Apply several layers to one tensor in one matrix product, which is faster for narrow
+        layers and also sums the tensor's gradients."""
         outputs = F.linear(tensor, torch.cat([layer.weight for layer in layers]))
         outputs = outputs if packing is None else packing.unpack(outputs)
         return split_heads(outputs, self.num_heads, len(layers))
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with an activation between; the input may be wider than the output."""
+    """Two linear layers with an activation in between; the input may be wider than the output."""
 
     def __init__(self, shape: LayerShape, *, input_width: int | None = None):
         super().__init__(
@@ -241,7 +242,7 @@ class FeedForward(nn.Sequential):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward with residual connections and pre-normalisation."""
+    """Self-attention and feed-forward, each with a preceding norm and a residual connection."""
 
     def __init__(self, shape: LayerShape):
         super().__init__()
@@ -276,7 +277,8 @@ class Encoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the source, feed-forward."""
+    """Causal self-attention, cross-attention to the source, and feed-forward, each with a preceding
+    norm and a residual connection."""
 
     def __init__(self, shape: LayerShape):
         super().__init__()
@@ -289,8 +291,8 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
 
     def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return keys and values of the source; a subclass that uses a condition (gates, an
-        emotion) appends it."""
+        """Return the keys and values of the source. A subclass with a condition, such as gates or a
+        latent variable, appends what its other methods need of it."""
         return self.cross_attention.project_kv(source)
 
     def forward(
@@ -299,11 +301,11 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
         """Return hidden states (B, T, D) and the keys and values of all positions so far.
 
-        Without a past all T positions are new and attend causally; with one, T is 1.
+        Without a past, the T positions attend causally; with a past, T is 1.
         """
-        hidden, now = self._self_attend(hidden, past)
+        hidden, present = self._self_attend(hidden, past)
         hidden = self._cross_attend(hidden, source, mask)
-        return hidden + self.dropout(self._apply_feed_forward(hidden, source)), now
+        return hidden + self.dropout(self._apply_feed_forward(hidden, source)), present
 
     def attention_weights(self, hidden: Tensor, source: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         """Return the cross-attention weights, (B, T, S)."""
@@ -331,8 +333,8 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stack of decoder layers, of one or several types, that decodes all positions at once or
-    step by step."""
+    """A stack of decoder layers, of one or several types, for decoding in parallel or step by
+    step."""
 
     def __init__(self, shape: LayerShape, layer_types: Sequence[type[DecoderLayer]]):
         super().__init__()
@@ -342,24 +344,25 @@ class Decoder(nn.Module):
     def init_state(
         self, source: Tensor, mask: Tensor, condition: Tensor | None = None
     ) -> dict[str, Any]:
-        """Return the state before the first token, with the source's keys and values."""
+        """Return the state before the first token, which holds the keys and values of the
+        source."""
         layers = [list(layer.project_kv(source, condition)) for layer in self._layers()]
         return {"source": layers, "mask": mask, "past": [None] * len(layers), "length": 0}
 
     def step(self, embedded: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """Decode the newest token, (B, 1, D); return its hidden state (B, D) and the new state."""
+        """Decode the newest token (B, 1, D); return its hidden state (B, D) and the new state."""
         hidden, past = embedded, []
         stack = zip(self.layers, state["source"], state["past"], strict=True)
-        for layer, source, before in stack:
-            hidden, now = layer(hidden, tuple(source), state["mask"], before)
-            past.append(list(now))
-        new = {**state, "past": past, "length": state["length"] + 1}
-        return self.norm(hidden[:, -1]), new
+        for layer, source, layer_past in stack:
+            hidden, present = layer(hidden, tuple(source), state["mask"], layer_past)
+            past.append(list(present))
+        new_state = {**state, "past": past, "length": state["length"] + 1}
+        return self.norm(hidden[:, -1]), new_state
 
     def forward(
         self, embedded: Tensor, source: Tensor, mask: Tensor, condition: Tensor | None = None
     ) -> Tensor:
-        """Decode all positions at once, for training: (B, T, D) -> (B, T, D)."""
+        """Decode all positions in parallel, for training: (B, T, D) -> (B, T, D)."""
         hidden = embedded
         for layer in self._layers():
             hidden, _ = layer(hidden, layer.project_kv(source, condition), mask)

@@ -1,11 +1,11 @@
 """Multi-TRS and EmoPrepend-1: Transformers that predict the emotion (Rashkin et al. 2019).
 
-Multi-TRS adds a linear layer on the state of `<cls>` that predicts the conversation's emotion, and
-its cross-entropy. EmoPrepend-1 first trains a classifier on the same contexts, freezes it, and
-prepends the *word* of the most likely emotion to the encoder's input, in training and test alike.
+Multi-TRS adds a linear classifier of the conversation's emotion on the state of `<cls>`, and its
+cross-entropy to the loss. EmoPrepend-1 first trains a classifier on the contexts, freezes it, and
+prepends the name of the most likely emotion to the context, in training and at test time.
 
-Deviations: as in `transformer.py`. EmoPrepend-1's classifier is a Transformer encoder of its own,
-where the data-set paper used fastText.
+Deviations: as in `transformer.py`. EmoPrepend-1's classifier is a separate Transformer encoder; the
+paper used fastText.
 """
 
 from collections.abc import Mapping
@@ -34,10 +34,11 @@ from attune.models.layers import Encoder, Positions
 from attune.models.transformer import Transformer, TransformerConfig, build_word_embedding
 
 SUMMED_LIKELIHOOD_WEIGHT = 0.069
-"""Weight of a sample's term that a paper weighs like the sum of a response's token terms: 1 / L,
-where L is the mean response length, 14.55 tokens on EmpatheticDialogues."""
+"""Weight of a term per sample that equals weight 1 next to the summed likelihood of a response:
+1 / L, where L is the mean length of a response, 14.55 tokens on EmpatheticDialogues. The likelihood
+term is a mean per token here and a sum in the papers."""
 EMOTION_WEIGHT_RANGE = Range(low=0.01, high=1.0, scale="loguniform")
-"""The search space of the weight of an emotion's term, which is per sample."""
+"""Search range of the weight of an emotion loss, a term per sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +64,15 @@ bundled corpus (docs/log.md)."""
 
 
 def emotion_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy over the global batch; samples without an emotion count 0."""
+    """Return the cross-entropy of the emotions, divided by `batch.samples`; samples without an
+    emotion add 0."""
     total = F.cross_entropy(logits, batch["emotion"], ignore_index=-1, reduction="sum")
     return total / batch.samples
 
 
 @torch.no_grad()
 def run_frozen(module: nn.Module, *inputs: Tensor) -> Any:
-    """Return the output of a frozen module, without its dropout while the rest is trained."""
+    """Return the output of a frozen module, without dropout while other modules are trained."""
     was_training = module.training
     output = module.eval()(*inputs)
     module.train(was_training)
@@ -78,7 +80,7 @@ def run_frozen(module: nn.Module, *inputs: Tensor) -> Any:
 
 
 class MultiTransformer(Transformer):
-    """Multi-TRS: one encoder for response and emotion."""
+    """Multi-TRS: the encoder is shared by the decoder and an emotion classifier."""
 
     system = "Multi-TRS"
     paper = "Rashkin et al. 2019"
@@ -119,8 +121,8 @@ class MultiTransformer(Transformer):
         return {"emotion": self.classifier(hidden[:, 0]).log_softmax(dim=-1)}
 
 
-class EmotionClassifier(nn.Module):
-    """An encoder with a linear layer on the state of `<cls>`."""
+class ContextEmotionClassifier(nn.Module):
+    """A Transformer encoder with a linear layer on the state of `<cls>`."""
 
     def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__()
@@ -132,7 +134,7 @@ class EmotionClassifier(nn.Module):
         self.padding = data_info.specials["<pad>"]
 
     def forward(self, context: Tensor, roles: Tensor) -> Tensor:
-        """Return the logits (B, emotions), from the tokens and roles of a context, (B, S) each."""
+        """Return the logits (B, emotions) from the tokens and roles of a context, (B, S) each."""
         e_context, e_roles = self.embedding(context, roles)
         embedded = self.dropout(e_context + e_roles + self.positions(context.shape[1]))
         hidden = self.encoder(embedded, (context != self.padding)[:, None, None, :])
@@ -141,7 +143,7 @@ class EmotionClassifier(nn.Module):
 
 
 class EmoPrepend(Transformer):
-    """EmoPrepend-1: the word of the predicted emotion is prepended to the context."""
+    """EmoPrepend-1: the name of the predicted emotion is prepended to the context."""
 
     system = "EmoPrepend-1"
     paper = "Rashkin et al. 2019"
@@ -151,22 +153,22 @@ class EmoPrepend(Transformer):
         "compact": {**Transformer.presets["compact"], "max_epochs": 8},
     }
     emotion_tokens: Tensor
-    """(emotions,) the token of each emotion's word."""
+    """(emotions,) token id of each emotion's name."""
 
     def __init__(self, config: TransformerConfig, data_info: DataInfo):
         super().__init__(config, data_info)
-        self.emotion_classifier = EmotionClassifier(config, data_info)
+        self.emotion_classifier = ContextEmotionClassifier(config, data_info)
         self.register_buffer(
             "emotion_tokens", torch.tensor(data_info.emotion_tokens), persistent=False
         )
 
     @classmethod
     def stage_independent_settings(cls, config: TransformerConfig) -> Mapping[str, tuple[str, ...]]:
-        """The classifier's stage has no responses."""
+        """Return the settings of the decoder: the classifier's stage has no responses."""
         return {"classifier": ("label_smoothing",)}
 
     def stages(self) -> list[Stage]:
-        """Return the stages: the classifier, then the dialogue model while it is frozen."""
+        """Return the stages: the classifier, then the dialogue model with the classifier frozen."""
         [train] = super().stages()
         parts = tuple(name for name in train.players["model"] if name != "emotion_classifier")
         classifier_update = Update(
@@ -190,12 +192,13 @@ class EmoPrepend(Transformer):
         return {"emotion": emotion_loss(logits, batch)}
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Predict the emotion by the classifier."""
+        """Predict the emotion with the classifier."""
         logits = self.emotion_classifier(batch["context"], batch["context_roles"])
         return {"emotion": logits.log_softmax(dim=-1)}
 
     def prepare_context(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the context's tokens and roles with the predicted emotion's word prepended."""
+        """Return the tokens and roles of the context, preceded by the name of the predicted
+        emotion."""
         logits = run_frozen(self.emotion_classifier, batch["context"], batch["context_roles"])
         context, roles = super().prepare_context(batch)
         emotion_token = self.emotion_tokens[logits.argmax(dim=-1)][:, None]

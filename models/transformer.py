@@ -1,12 +1,12 @@
-"""Transformer: the plain sequence-to-sequence baseline of all the papers.
+"""Transformer: the sequence-to-sequence baseline of all papers (Vaswani et al. 2017).
 
-One encoder over `<cls>` and the context, one decoder (Vaswani et al. 2017). A token enters as the
-sum of its word, its position and the role of who says it; roles are words of the vocabulary, so
-they share its embedding, as in the papers' public code.
+An encoder reads `<cls>` and the context, a decoder generates the response. The input of the encoder
+is the sum of the embeddings of a token, its position and its role (speaker or listener). Roles are
+tokens of the vocabulary and share its embedding, as in the papers' public code.
 
-Deviations: layers are normalised before they are applied; the feed-forward has no convolution,
-which the public code puts there without the papers saying so; dropout is real in the presets `tiny`
-and `small` (the public code's has no effect).
+Deviations: layer normalisation precedes each sublayer. The feed-forward has linear layers only; the
+papers' public code has convolutions, which the papers do not mention. Dropout has an effect where
+its rate is above 0 (in the public code it has none).
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ from attune.models.output_layer import OutputLayer
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Sizes of the layers, and regularization."""
+    """Sizes of the layers, and regularisation."""
 
     width: Size = 300
     """Width of embeddings and hidden states. 300 fits GloVe's vectors; usually 128 to 512."""
@@ -120,7 +120,7 @@ class WordDropout(nn.Dropout):
 
 
 def is_word(tokens: Tensor, data_info: DataInfo) -> Tensor:
-    """Where a token is a word that is shown: no special one but `<unk>`."""
+    """Return which tokens are words: all but the special tokens, and `<unk>`."""
     return (tokens >= len(data_info.specials)) | (tokens == data_info.specials["<unk>"])
 
 
@@ -139,20 +139,20 @@ def score_tokens(output: OutputLayer, hidden: Tensor, targets: Tensor, mask: Ten
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedBatch:
-    """A batch as word vectors with positions, the inputs of encoder and decoder."""
+    """The embedded inputs of encoder and decoder."""
 
     context: Tensor
-    """(B, S, D), roles added."""
+    """(B, S, D), embeddings of token, role and position."""
     attention_mask: Tensor
     """(B, 1, 1, S), True for tokens of the context, False for padding."""
     decoder_inputs: Tensor
-    """(B, T, D) the response, shifted right by one."""
+    """(B, T, D), embeddings of token and position of the response, shifted right by one."""
     response_mask: Tensor
     """(B, T), True for tokens of the response, False for padding."""
 
 
 class Transformer(DialogueVariant):
-    """Encoder and decoder, taught by the likelihood of the response."""
+    """An encoder and a decoder, trained by the likelihood of the response."""
 
     system = "Transformer"
     paper = "Vaswani et al. 2017"
@@ -187,8 +187,9 @@ class Transformer(DialogueVariant):
             "dropout_decay_share": 1 / 3,
             "max_epochs": 6,
         },
-        # What the papers state; where they are silent, their public code: Noam with factor 1 and
-        # warm-up 8,000 (a peak of 6.5e-4), no clipping, a look every 2,000 steps.
+        # The papers' settings, and those of their public code where the papers give none: Noam with
+        # factor 1 and 8,000 warm-up steps (a peak of 6.5e-4), no clipping, validation every 2,000
+        # steps.
         "paper": {
             "batch_size": 16,
             "learning_rate": 6.5e-4,
@@ -231,10 +232,11 @@ class Transformer(DialogueVariant):
         return [DecoderLayer] * config.num_layers
 
     def stages(self) -> list[Stage]:
-        """One stage, one player, judged as the papers' code does.
+        """Return one stage with one player.
 
-        Not by the total loss: the emotion is learned by heart long before the responses are learned
-        at all, and totals with other weights could not be compared.
+        Perplexity selects the checkpoint, as in the papers' public code. The total loss would not
+        do: the emotions overfit long before the responses are learned, and totals with different
+        weights are not comparable.
         """
         parts = tuple(name for name, part in self.named_children() if list(part.parameters()))
         update = Update(player="model", losses="losses", weights=self.loss_weights())
@@ -242,11 +244,11 @@ class Transformer(DialogueVariant):
         return [Stage(name="train", players=players, updates=(update,), metric="valid_perplexity")]
 
     def loss_weights(self) -> dict[str, float]:
-        """What each term of `losses` counts."""
+        """Return the weight of each term of `losses`."""
         return {"nll": 1.0}
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """The negative log-likelihood of the responses."""
+        """Return the negative log-likelihood of the responses."""
         batch = batches[PAIRED]
         embedded = self.embed(batch)
         decoded = self.decode(embedded, self.encode_context(embedded))
@@ -277,34 +279,35 @@ class Transformer(DialogueVariant):
         """Return the inputs of encoder and decoder."""
         context, roles = self.prepare_context(batch)
         response = batch["response"]
-        words, speakers, inputs = self.embedding(context, roles, self.shift_right(response))
+        e_context, e_roles, e_response = self.embedding(context, roles, self.shift_right(response))
         padding = self.data_info.specials["<pad>"]
         return EmbeddedBatch(
-            context=self.dropout(words + speakers + self.positions(context.shape[1])),
+            context=self.dropout(e_context + e_roles + self.positions(context.shape[1])),
             attention_mask=(context != padding)[:, None, None, :],
-            decoder_inputs=self.dropout(inputs + self.positions(inputs.shape[1])),
+            decoder_inputs=self.dropout(e_response + self.positions(e_response.shape[1])),
             response_mask=response != padding,
         )
 
     def prepare_context(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The tokens (B, S) that the encoder reads, and their roles."""
+        """Return the tokens that the encoder reads, and their roles, (B, S) each."""
         return self.word_dropout(batch["context"]), batch["context_roles"]
 
     def shift_right(self, response: Tensor) -> Tensor:
-        """(B, T) what the decoder is given to predict the response: `<sos>` and all but its end."""
+        """Return the decoder's input tokens (B, T): `<sos>`, then the response without its last
+        token."""
         start = response.new_full((len(response), 1), self.data_info.specials["<sos>"])
         return torch.cat([start, response], dim=1)[:, : response.shape[1]]
 
-    def embed_next(self, tokens: Tensor, place: int) -> Tensor:
-        """(B,) the newest tokens -> (B, 1, D) as they stand at their place."""
-        [words] = self.embedding(tokens[:, None])
-        embedded: Tensor = words + self.positions(1, place)
+    def embed_next(self, tokens: Tensor, position: int) -> Tensor:
+        """Return the decoder's input (B, 1, D) of tokens (B,) at a position."""
+        [e_tokens] = self.embedding(tokens[:, None])
+        embedded: Tensor = e_tokens + self.positions(1, position)
         return embedded
 
-    def encode_context(self, words: EmbeddedBatch) -> Tensor:
-        """The context's hidden states (B, S, D)."""
-        source: Tensor = self.encoder(words.context, words.attention_mask)
-        return source
+    def encode_context(self, embedded: EmbeddedBatch) -> Tensor:
+        """Return the hidden states of the context, (B, S, D)."""
+        hidden: Tensor = self.encoder(embedded.context, embedded.attention_mask)
+        return hidden
 
     def decode(self, embedded: EmbeddedBatch, hidden: Tensor) -> Tensor:
         """Return the decoder's hidden states (B, T, D), teacher-forced."""
@@ -330,15 +333,17 @@ class Transformer(DialogueVariant):
         """Return vectors (B, D) as the decoder's first input, (B, 1, D)."""
         return vectors[:, None] + self.positions(1)
 
-    def select_words(self, values: Tensor, words: EmbeddedBatch) -> list[list[float]]:
-        """(B, S) a number at each place of the context -> those on real words, `<cls>` left out."""
-        lengths = words.attention_mask.flatten(1).sum(dim=1).tolist()
+    def select_words(self, values: Tensor, embedded: EmbeddedBatch) -> list[list[float]]:
+        """Return the values of each context's words, from values at all positions (B, S), without
+        `<cls>` and padding."""
+        lengths = embedded.attention_mask.flatten(1).sum(dim=1).tolist()
         rows = zip(values.tolist(), lengths, strict=True)
         return [row[1:length] for row, length in rows]
 
-    def compute_nll(self, batch: Batch, hidden: Tensor, words: EmbeddedBatch) -> Tensor:
-        """The mean negative log-likelihood of the global batch's response tokens."""
+    def compute_nll(self, batch: Batch, decoded: Tensor, embedded: EmbeddedBatch) -> Tensor:
+        """Return the negative log-likelihood of the responses, divided by `batch.tokens`, from the
+        decoder's hidden states (B, T, D)."""
         smoothing = self.config.label_smoothing if self.training else 0.0
-        real = words.response_mask
-        total = self.output.loss_sum(hidden[real], batch["response"][real], smoothing)
+        mask = embedded.response_mask
+        total = self.output.loss_sum(decoded[mask], batch["response"][mask], smoothing)
         return total / batch.tokens
