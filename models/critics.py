@@ -2,14 +2,14 @@
 
 A critic scores a response, given the speaker's next turn (the feedback) and the context. An LSTM
 encodes the response, convolutions of several widths with max-pooling extract its features, and a
-linear layer scores them together with the feedback and the context (eq. 16-17). The mean score of
-gold responses minus that of generated ones estimates the Wasserstein-1 distance between the two
-distributions (eq. 19), provided that the critic is 1-Lipschitz, which a gradient penalty encourages
-(eq. 18).
+linear layer scores them together with feedback and context (eq. 16-17). The mean score of gold
+responses minus that of generated responses estimates the Wasserstein-1 distance between their
+distributions, provided that the critic is 1-Lipschitz. A gradient penalty at interpolations of both
+encourages this (eq. 18-19).
 
 Deviations:
-- The b_d of eq. 17 is left out: it cancels in eq. 19, so it would never get a gradient.
-- With the paper's small penalty weight the gradient norm of a critic is far above 1 (docs/log.md).
+- The bias b_d of eq. 17 is left out: it cancels in eq. 19 and would never get a gradient.
+- With the paper's small penalty weight, the gradient norm of a critic is far above 1 (docs/log.md).
   The generator's adversarial loss and the distance that selects the checkpoint are therefore
   divided by it.
 """
@@ -22,38 +22,38 @@ import torch
 from torch import Tensor, nn
 
 KERNEL_WIDTHS = (1, 3, 5)
-"""Widths of the convolutions, in tokens."""
+"""Kernel widths of the convolutions, in tokens."""
 EPSILON = 1e-12
-"""Added under the square root of the gradient norm, which has no derivative at 0."""
+"""Added before the square root of a gradient norm, which is not differentiable at 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedUtterance:
-    """An utterance as word vectors, the input of a critic."""
+    """Utterances as word vectors, the input of a critic."""
 
     vectors: Tensor
     """(B, T, dimension of the word vectors)."""
     mask: Tensor
-    """(B, T), True at real tokens; the first token is always real."""
+    """(B, T), True for real tokens; the first token is always real."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticCondition:
-    """What a critic is conditioned on besides the response."""
+    """The condition under which a critic scores a response."""
 
     feedback: EmbeddedUtterance
     """The speaker's next turn."""
     context: Tensor
-    """(B, D), x_0 for the semantic and w_0 for the emotional critic."""
+    """(B, D): x_0 for the semantic critic, w_0 for the emotional critic."""
 
 
 class Critic(nn.Module):
-    """D_sem or D_emo: scores responses, gold ones higher than generated ones."""
+    """D_sem or D_emo, which is trained to score gold responses higher than generated ones."""
 
     def __init__(self, dimension: int, width: int):
         super().__init__()
-        # Word vectors have a standard deviation of 1 / sqrt(dimension): without scaling, the LSTM's
-        # states would be negligible beside the layer-normalised context state.
+        # Word vectors have a standard deviation of 1 / sqrt(dimension). Without scaling, the LSTM's
+        # states would be negligible next to the layer-normalised state of the context.
         self.scale = math.sqrt(dimension)
         self.lstm = nn.LSTM(dimension, width, batch_first=True)
         channels, remainder = divmod(width, len(KERNEL_WIDTHS))
@@ -75,7 +75,8 @@ class Critic(nn.Module):
     def compare(
         self, gold: EmbeddedUtterance, generated: EmbeddedUtterance, condition: CriticCondition
     ) -> tuple[Tensor, Tensor]:
-        """Return D(d^P) - D(d^N) and the gradient norm at an interpolation of both, (B,) each."""
+        """Return D(d^P) - D(d^N), and the gradient norm at an interpolation of d^P and d^N, (B,)
+        each."""
         gold, generated = _pad_to_longer(gold, generated), _pad_to_longer(generated, gold)
         d_p, d_n = self._encode(gold), self._encode(generated)  # (B, T, D)
         d_f = self._last_state(condition.feedback)
@@ -94,7 +95,7 @@ class Critic(nn.Module):
         return difference, gradient_norm
 
     def normalised_score(self, response: EmbeddedUtterance, condition: CriticCondition) -> Tensor:
-        """Return D(d), divided by the critic's gradient norm there where that is above 1, (B,)."""
+        """Return D(d), divided by the gradient norm at d if the norm is above 1, (B,)."""
         states, d_f = self._encode(response), self._last_state(condition.feedback)
         score = self._score(states, response.mask, d_f, condition.context)
         gradient_norm = self._gradient_norm(states, response.mask, d_f, condition.context)
@@ -104,8 +105,8 @@ class Critic(nn.Module):
         self, states: Tensor, mask: Tensor, d_f: Tensor, context: Tensor,
         *, create_graph: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Return the norm of the score's gradient with respect to the LSTM's states, (B,)."""
-        with torch.enable_grad():  # also needed in evaluation, where gradients are disabled
+        """Return the norm of the gradient of the score with respect to the LSTM's states, (B,)."""
+        with torch.enable_grad():  # evaluation disables gradients
             states = states.detach().requires_grad_()
             score = self._score(states, mask, d_f, context)
             [gradient] = torch.autograd.grad(score.sum(), states, create_graph=create_graph)
@@ -113,7 +114,7 @@ class Critic(nn.Module):
         return (gradient.flatten(1).square().sum(dim=1) + EPSILON).sqrt()
 
     def _encode(self, utterance: EmbeddedUtterance) -> Tensor:
-        """Return the LSTM's states (B, T, D), zero at padding."""
+        """Return the LSTM's states (B, T, D), zero for padding."""
         states, _ = self.lstm(self.scale * utterance.vectors)
         return cast("Tensor", states) * utterance.mask[..., None]
 
@@ -124,8 +125,9 @@ class Critic(nn.Module):
         return cast("Tensor", states)[torch.arange(len(last), device=last.device), last]
 
     def _score(self, states: Tensor, mask: Tensor, d_f: Tensor, context: Tensor) -> Tensor:
+        """Return the scores (B,) of responses with these LSTM states (B, T, D)."""
         channels = states.transpose(1, 2)  # (B, D, T)
-        # Zeroing padding excludes it from the maximum, since ReLU's least value is 0.
+        # ReLU is never negative, so zeros exclude padding from the maximum.
         features = [
             (convolution(channels).relu() * mask[:, None]).amax(dim=2)
             for convolution in self.convolutions
@@ -136,21 +138,21 @@ class Critic(nn.Module):
 
 
 def normalise_by_gradient(scores: Tensor, gradient_norm: Tensor) -> Tensor:
-    """Divide a critic's scores, or differences of them, by its gradient norm where that is above 1.
+    """Divide a critic's scores, or differences of scores, by its gradient norm if that is above 1.
 
-    The results are those of a 1-Lipschitz critic: distances that remain comparable while the critic
+    The critic then behaves as if it were 1-Lipschitz, and its distances remain comparable while it
     is trained.
     """
     return scores / gradient_norm.detach().clamp(min=1)
 
 
 def gradient_penalty(gradient_norm: Tensor) -> Tensor:
-    """Return the penalty of eq. 19 for each sample, unweighted."""
+    """Return the unweighted penalty of eq. 19 for each sample."""
     return (gradient_norm - 1).square()
 
 
 def _pad_to_longer(utterance: EmbeddedUtterance, other: EmbeddedUtterance) -> EmbeddedUtterance:
-    """Pad an utterance to the length of another one where that is longer."""
+    """Pad an utterance to the length of another if the other is longer."""
     missing = max(other.mask.shape[1] - utterance.mask.shape[1], 0)
     if not missing:
         return utterance

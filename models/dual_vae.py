@@ -1,16 +1,17 @@
 """DualVAE: a conditional variational auto-encoder with a second decoder (Tran and Nguyen 2018).
 
-A Gaussian latent z is inferred from context and response by the posterior q(z | c, y), and from the
-context alone by the prior p(z | c); its sample is the decoder's first input. A second decoder
-reconstructs the response from its own encoding alone. Both share word embedding and output layer,
-so that the auto-encoder also trains the dialogue model's. The emotion is predicted as in Multi-TRS.
+The latent variable z is Gaussian, with a posterior q(z | c, y) computed from context and response
+and a prior p(z | c) computed from the context. It is the decoder's first input. A second decoder
+reconstructs the response from an encoding of the response. Both decoders share the word embedding
+and the output layer, which the auto-encoder therefore trains as well. The emotion is predicted as
+in Multi-TRS.
 
-The original paper was not available: this follows its description in the Dual-Emp paper.
+The paper itself was not available: this follows its description in the Dual-Emp paper.
 
 Deviations: as in `transformer.py`, and
-- The second decoder attends to one vector, the state of the response's first token: with all states
-  it could just copy.
-- Perplexity and generated responses use the prior's mean.
+- The second decoder attends to a single vector, the encoder's state at `<sos>`; from all states it
+  could copy the response.
+- Perplexity and answers use the prior's mean.
 """
 
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class DualVaeConfig(MultitaskConfig):
 
 
 class DualVae(MultiTransformer):
-    """A conditional VAE with an auto-encoder of the response."""
+    """A conditional variational auto-encoder, and an auto-encoder of the response."""
 
     system = "DualVAE"
     paper = "Tran and Nguyen 2018"
@@ -81,7 +82,7 @@ class DualVae(MultiTransformer):
         self.response_decoder = Decoder(config.layer_shape, self._decoder_layer_types(config))
 
     def loss_weights(self) -> dict[str, float]:
-        """Return the weights of response, emotion, divergence and auto-encoding."""
+        """Return the weights of response, emotion, KL divergence and reconstruction."""
         return {
             **super().loss_weights(),
             "divergence": self.config.divergence_weight,
@@ -89,8 +90,8 @@ class DualVae(MultiTransformer):
         }
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Return the unweighted terms: both of the evidence lower bound, the emotion, and
-        auto-encoding."""
+        """Return the unweighted terms: the two of the evidence lower bound, emotion, and
+        reconstruction."""
         batch = batches[PAIRED]
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)  # (B, S, D)
@@ -108,7 +109,7 @@ class DualVae(MultiTransformer):
         reconstructed = self.response_decoder(embedded.decoder_inputs, encoded_response, mask)
         inputs = replace_first_input(embedded.decoder_inputs, self.embed_first_input(z))
         decoded = self.decoder(inputs, hidden, embedded.attention_mask)  # (B, T, D)
-        kl = gaussian_kl(*posterior, *prior).sum() / batch.tokens  # as the likelihood
+        kl = gaussian_kl(*posterior, *prior).sum() / batch.tokens  # like the likelihood
         weight = kl_weight(self.config.annealing_share, progress, training=self.training)
         return {
             "nll": self.compute_nll(batch, decoded, embedded),

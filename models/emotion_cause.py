@@ -1,31 +1,32 @@
 """Emotion cause: empathetic responses by recognising emotion causes (Gao et al. 2021).
 
-A reasoner, a small encoder without positions, predicts the emotion of the context from the state of
-`<cls>`, and for each word whether it belongs to the emotion's cause (eq. 1-4). The generator is a
-Transformer. The embedding of the predicted emotion is added at every position of its encoder and
-decoder, and above the cross-attention each decoder layer has a second attention to the context with
-a gate per word (eq. 5). Soft gates are the probabilities of the cause labels; hard gates are the
-labels, sampled by the Gumbel-softmax trick in training. `<sep>` follows each utterance and counts
-as its last word. The gate of `<cls>` is always 1, so that the attention is defined where no word is
-a cause.
+A reasoner, a small encoder without positions, predicts the emotion of the context from the hidden
+state of `<cls>`, and for each word whether it belongs to the cause of the emotion (eq. 1-4). The
+generator is a Transformer. The embedding of the predicted emotion is added at each position of its
+encoder and decoder. Above the cross-attention, each decoder layer has a second attention to the
+context, with a gate per word (eq. 5). Soft gates are the probabilities of the cause labels. Hard
+gates are the labels themselves, in training sampled by the Gumbel-softmax trick. `<sep>` follows
+each utterance and is treated as its last word. The gate of `<cls>` is always 1, so that attention
+is defined if no word belongs to the cause.
 
-Two stages: the reasoner, then both together (eq. 6-7).
+There are two stages: the reasoner, then reasoner and generator together (eq. 6-7).
 
 Deviations: as in `transformer.py`, and
-- Eq. 4 sums the cause labels' terms over words; here, as in the public code, it is their mean over
-  the words of a sample. The default weights of emotion and causes read eq. 7 as a sum of a
-  response's summed likelihood and one term each.
-- Eq. 6 lacks its logarithm. Eq. 5 has to include `<cls>`, whose label, as in eq. 4, is not learned.
-- Section 4.2 gives the reasoner positions, appendix A removes them: here it has none.
-- 300 is no multiple of 8 heads: queries, keys and values are 8 x 64 wide.
-- The generator gets the predicted emotion in training, too, without a gradient through the argmax;
-  the gates pass their gradient on to the reasoner.
-- Hard gates are sampled only while the reasoner is trained; otherwise its probability is compared
-  with a threshold. The public code samples them in its tests, too.
-- Roles are embedded as in the other systems. Contractions are expanded in the data that all share.
-- With a lexicon instead of causes the reasoner learns which words are intense in NRC-VAD.
-- Where the paper is silent, preset `paper` follows its public code: a filter of 4 x 300, dropout,
-  Adam's parameters, shared output weights; but not its label smoothing.
+- Eq. 4 sums the loss of the cause labels over words. Here it is the mean over the words of a
+  sample, as in the public code. The default weights of emotion and causes assume that eq. 7 adds
+  them to the summed likelihood of a response, rather than to the mean per token.
+- Eq. 6 lacks the logarithm. The sum of eq. 5 has to include `<cls>`; its label is not learned, as
+  in eq. 4.
+- The reasoner has positions in section 4.2 and none in appendix A; here it has none.
+- 300 is not a multiple of 8 heads: queries, keys and values have 8 x 64 dimensions.
+- The generator gets the predicted emotion in training as well, without a gradient through the
+  argmax. The gradient of the gates reaches the reasoner.
+- Hard gates are sampled only while the reasoner is trained. Otherwise the probability is compared
+  with a threshold; the public code also samples at test time.
+- Roles are embedded as in the other systems. Contractions are expanded, as in all prepared data.
+- In the lexicon ablation the reasoner is trained to label the words that NRC-VAD rates as intense.
+- Where the paper gives no value, preset `paper` follows its public code: filter width 4 x 300,
+  dropout, Adam's parameters and shared output weights, but no label smoothing.
 """
 
 from collections.abc import Mapping
@@ -59,7 +60,13 @@ from attune.models.base import (
     Weight,
     extend_presets,
 )
-from attune.models.layers import Attention, DecoderLayer, Encoder, LayerShape
+from attune.models.layers import (
+    Attention,
+    DecoderLayer,
+    Encoder,
+    LayerShape,
+    compute_attention_weights,
+)
 from attune.models.multitask import (
     EMOTION_PRESETS,
     EMOTION_WEIGHT_RANGE,
@@ -77,9 +84,9 @@ from attune.models.transformer import (
 
 CAUSES = "context_causes"
 UNKNOWN = -1
-"""The label of a word whose utterance is not annotated."""
+"""The cause label of a word whose utterance is not annotated."""
 STAGE_END = Progress(fraction=1.0)
-"""Gates have their final temperature outside training."""
+"""Outside training, gates have their final temperature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +140,11 @@ class ReasonerOutput:
     emotion_logits: Tensor
     """(B, emotions)."""
     cause_logits: Tensor | None
-    """(B, S, 2) for no cause and cause; None without gates."""
+    """(B, S, 2), no cause and cause; None without gates."""
 
 
 class Reasoner(nn.Module):
-    """An encoder of one layer with one head, without positions, with its own word embedding."""
+    """An encoder with one layer and one head, its own word embedding and no positions."""
 
     def __init__(self, config: EmotionCauseConfig, data_info: DataInfo):
         super().__init__()
@@ -164,7 +171,7 @@ class Reasoner(nn.Module):
 
 
 class GatedDecoderLayer(DecoderLayer):
-    """A decoder layer with a second, gated attention to the source above its cross-attention."""
+    """A decoder layer with a second, gated attention to the source above the cross-attention."""
 
     def __init__(self, shape: LayerShape):
         super().__init__(shape)
@@ -193,16 +200,15 @@ class GatedAttention(Attention):
     def attend_gated(
         self, query: Tensor, keys: Tensor, values: Tensor, gates: Tensor, mask: Tensor
     ) -> Tensor:
-        """Return the attended values (B, T, D) for queries (B, T, D) and gates (B, S).
+        """Return the output (B, T, D) of attention from (B, T, D), with gates (B, S).
 
-        The gates multiply the exponentials. Added to the logits as logarithms, a gate of 0 could
-        get no gradient.
+        The gates multiply the exponentials. Equivalently, their logarithms could be added to the
+        logits, but then a gate of 0 would get no gradient.
         """
-        queries = self.project_queries(query)
-        logits = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
-        gated = logits.masked_fill(~mask, -torch.inf).softmax(dim=-1) * gates[:, None, None, :]
+        weights = compute_attention_weights(self.project_queries(query), keys, mask)
+        gated = weights * gates[:, None, None, :]  # (B, H, T, S)
         # The gate of <cls> is 1, but its softmax weight may be rounded to 0.
-        weights = gated / gated.sum(dim=-1, keepdim=True).clamp(min=1e-9)  # eq. 5
+        weights = gated / gated.sum(dim=-1, keepdim=True).clamp(min=1e-9)  # a_i of eq. 5
         attended = self.dropout(weights) @ values
         output: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return output
@@ -213,14 +219,14 @@ class GatedBatch(EmbeddedBatch):
     """An embedded batch with the reasoner's predictions for it."""
 
     emotion: Tensor
-    """(B, 1, D) the embedding of the predicted emotion."""
+    """(B, 1, D), the embedding of the predicted emotion."""
     gates: Tensor | None
-    """(B, S); None without gates."""
+    """(B, S), the gate of each word; None without gates."""
     reasoner_output: ReasonerOutput
 
 
-def _ablations(name: str) -> dict[str, Mapping[str, Any]]:
-    """Return the ablations of table 4, the same for soft and hard gates."""
+def _table_4_ablations(name: str) -> dict[str, Mapping[str, Any]]:
+    """Return the ablations of Table 4 of a variant with soft or hard gates."""
     return {
         f"{name}-no-multitask": {"multitask": False},
         f"{name}-no-emotion": {"emotion": False},
@@ -229,7 +235,7 @@ def _ablations(name: str) -> dict[str, Mapping[str, Any]]:
 
 
 class EmotionCause(Transformer):
-    """A generator with soft gates on its attention to the words of the emotion's cause."""
+    """A reasoner of emotion and causes, and a generator with soft gates on its attention."""
 
     system = "Emotion cause"
     paper = "Gao et al. 2021"
@@ -264,7 +270,7 @@ class EmotionCause(Transformer):
         },
     }
     ablations: ClassVar = {
-        **_ablations("emotion-cause-soft"),
+        **_table_4_ablations("emotion-cause-soft"),
         "emotion-cause-no-cause": {"gated_by": "nothing"},
     }
     search_spaces: ClassVar[SearchSpaces] = {
@@ -296,7 +302,7 @@ class EmotionCause(Transformer):
             self.emotion_embedding = nn.Embedding(len(data_info.emotions), config.width)
             nn.init.normal_(self.emotion_embedding.weight, std=config.width**-0.5)
         if config.gated_by == "lexicon":
-            assert data_info.intensity is not None, "`requirements_for` asks for it"
+            assert data_info.intensity is not None, "`requirements_for` includes intensities"
             self.register_buffer("intensity", data_info.intensity, persistent=False)
 
     @classmethod
@@ -311,12 +317,13 @@ class EmotionCause(Transformer):
     def stage_independent_settings(
         cls, config: EmotionCauseConfig
     ) -> Mapping[str, tuple[str, ...]]:
-        """The reasoner's stage has neither gates nor responses."""
+        """Return the settings of gates and responses, which the reasoner's stage does not have."""
         gates = ("gate", "gate_temperature", "final_gate_temperature", "hard_threshold")
         return {"reasoner": (*gates, "response_weight", "label_smoothing")}
 
     def stages(self) -> list[Stage]:
-        """Return the stages: the reasoner, then the generator, with the reasoner if `multitask`."""
+        """Return the stages: the reasoner, then the generator, together with the reasoner if
+        `multitask`."""
         [train] = super().stages()
         parts = train.players["model"]
         if not self.config.multitask:
@@ -367,7 +374,7 @@ class EmotionCause(Transformer):
         return {"emotion": reasoner_output.emotion_logits.log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Return the decoder's state with the gates and the predicted emotion's embedding."""
+        """Return the decoder's state with the gates and the embedding of the predicted emotion."""
         embedded = self.embed(batch)
         state = self.decoder.init_state(
             self.encode_context(embedded), embedded.attention_mask, embedded.gates
@@ -375,13 +382,13 @@ class EmotionCause(Transformer):
         return {**state, "emotion": embedded.emotion}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Decode one more token, the predicted emotion added to its embedding."""
+        """Decode one more token; the embedding of the predicted emotion is added to it."""
         embedded = self.embed_next(tokens, state["length"]) + state["emotion"]
         decoded, state = self.decoder.step(embedded, state)
         return self.output.logits(decoded), state
 
     def embed(self, batch: Batch, progress: Progress = STAGE_END) -> GatedBatch:
-        """Embed context and response, the predicted emotion added at every position."""
+        """Embed context and response, and add the predicted emotion at each position."""
         context, roles = self.prepare_context(batch)
         response, padding = batch["response"], self.data_info.specials["<pad>"]
         reasoner_output = self._run_reasoner(batch, context)
@@ -406,8 +413,7 @@ class EmotionCause(Transformer):
         return decoded
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """Explain by the emotion, and for each word its probability of being a cause and its
-        gate."""
+        """Explain by the emotion, and by the cause probability and the gate of each word."""
         explanations, embedded = super().explain(batch), self.embed(batch)
         cause_logits, gates = embedded.reasoner_output.cause_logits, embedded.gates
         if cause_logits is None or gates is None:
@@ -429,8 +435,8 @@ class EmotionCause(Transformer):
         ]
 
     def _run_reasoner(self, batch: Batch, context: Tensor) -> ReasonerOutput:
-        """Apply the reasoner to the generator's context; a frozen one to the context without word
-        dropout."""
+        """Apply the reasoner to the generator's context, or, if it is frozen, to the context
+        without word dropout."""
         roles = batch["context_roles"]
         output: ReasonerOutput = (
             self.reasoner(context, roles)
@@ -440,7 +446,7 @@ class EmotionCause(Transformer):
         return output
 
     def _embed_emotion(self, output: ReasonerOutput) -> Tensor:
-        """Return the embedding of the most likely emotion, (B, 1, D); zeros if `emotion` is off."""
+        """Return the embedding of the most likely emotion, (B, 1, D); zeros if not `emotion`."""
         if not self.config.emotion:
             return output.emotion_logits.new_zeros(len(output.emotion_logits), 1, self.config.width)
         embedded: Tensor = self.emotion_embedding(output.emotion_logits.argmax(dim=-1))
@@ -460,7 +466,7 @@ class EmotionCause(Transformer):
         return torch.cat([torch.ones_like(gates[:, :1]), gates[:, 1:]], dim=1)  # <cls>
 
     def _gate_temperature(self, progress: Progress) -> float:
-        """Interpolate geometrically between the first and the final temperature."""
+        """Return the geometric interpolation of the first and the final temperature."""
         first, last = self.config.gate_temperature, self.config.final_gate_temperature
         fraction = progress.fraction if self.training else 1.0
         return float(first ** (1 - fraction) * last**fraction)
@@ -484,7 +490,7 @@ class EmotionCause(Transformer):
         }
 
     def _cause_labels(self, batch: Batch) -> Tensor:
-        """Return the target label of each word, (B, S): 1 or 0, -1 where it is unknown."""
+        """Return the target label of each word, (B, S): 1, 0, or -1 if unknown."""
         context = batch["context"]
         if self.config.gated_by == "lexicon":
             labels = (self.intensity[context] > self.config.lexicon_threshold).long()
@@ -506,15 +512,15 @@ class EmotionCause(Transformer):
 
 
 def sample_gates(logits: Tensor, temperature: float) -> Tensor:
-    """Sample gates of 0 or 1 from their logits by the straight-through Gumbel-softmax."""
+    """Sample gates of 0 or 1 from logits by the straight-through Gumbel-softmax."""
     uniform = torch.rand_like(logits)
-    noise = uniform.log() - (-uniform).log1p()  # the difference of two Gumbel samples is logistic
+    noise = uniform.log() - (-uniform).log1p()  # logistic, as the difference of two Gumbel samples
     soft = ((logits + noise) / temperature).sigmoid()
     return (soft >= 0.5).to(soft.dtype) + (soft - soft.detach())
 
 
 class HardEmotionCause(EmotionCause):
-    """The same generator with hard gates."""
+    """The same system with hard gates."""
 
     Config = HardGateConfig
-    ablations: ClassVar = _ablations("emotion-cause-hard")
+    ablations: ClassVar = _table_4_ablations("emotion-cause-hard")

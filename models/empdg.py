@@ -1,34 +1,34 @@
 """EmpDG: multi-resolution emotions and interactive adversarial learning (Li et al. 2020).
 
-The generator encodes the context and, with a second encoder, its emotion words alone, in the order
-of the text after `<lab>` (eq. 1-6). The emotion is predicted from both first tokens (eq. 7-9). The
-predicted logits e_p are projected to the decoder's first input, and the decoder attends to both
-contexts (eq. 10-13). Two critics (`critics.py`), one for the response and one for its emotion
-words, learn to distinguish generated from gold responses given the speaker's next turn, and provide
-the generator with an adversarial loss.
+The generator encodes the context, and with a second encoder the emotion words of the context, in
+their order and preceded by `<lab>` (eq. 1-6). The emotion is predicted from the states of `<cls>`
+and `<lab>` (eq. 7-9). The predicted logits e_p, linearly projected, are the decoder's first input,
+and the decoder attends to both encoded sequences (eq. 10-13). Two critics (`critics.py`), one of
+the response and one of its emotion words, learn to distinguish generated from gold responses given
+the speaker's next turn. Their scores are the generator's adversarial loss.
 
-Three stages: the generator by maximum likelihood (eq. 14-15), the critics alone, then both
-alternately.
+There are three stages: the generator by maximum likelihood (eq. 14-15), the critics alone, then
+both alternately.
 
-Gradient from the critics to the generator: the decoder is teacher-forced, as in the paper, and at
-each position a word is sampled by the Gumbel-max trick. The critics read the vector of the sampled
-word; the gradient passes through the softmax of the same perturbed logits, divided by
-`gumbel_temperature`, times the word vectors (straight-through). The critics' losses give no
-gradient to the word vectors or to the context states, only to the generated words.
+Gradient from the critics to the generator: the decoder is teacher-forced, as in the paper, and a
+word is sampled at each position by the Gumbel-max trick. The critics read the vector of the sampled
+word. Its gradient is that of the softmax of the same perturbed logits, divided by
+`gumbel_temperature`, times the word vectors (straight-through). The gradient of the critics' losses
+reaches only the generated words, not the word vectors or the states of the context.
 
 Deviations: as in `transformer.py`, and
-- Eq. 15 writes gamma_1 twice; here gamma_1 weighs the emotion and gamma_2 the response.
-- The default weights read gamma_1 = gamma_2 as the weights of a response's summed likelihood and of
-  one emotion.
-- Critics learn from the samples that have a next turn; the generator's likelihood stage uses all
+- Eq. 15 has gamma_1 twice; here gamma_1 weighs the emotion and gamma_2 the response.
+- The default weights assume that gamma_1 and gamma_2, 1 in the paper, weigh the summed likelihood
+  of a response, rather than the mean per token.
+- The critics are trained on samples with a next turn; the generator's likelihood stage uses all
   samples (`all_samples`).
-- No tagger can run on sampled words: their emotion words are those tokens of the vocabulary that
-  the lexicon and the tagger mark, and the emotional critic reads the sampled tokens among them.
-- Critics share the generator's word vectors. The emotional critic reads `<lab>` first, so that a
-  response without emotion words is not empty.
-- The generator's adversarial loss is the critics' score divided by their gradient norm where that
-  is above 1: with the paper's beta = 0.1 the norm rises to 30 and more, and the score would
-  dominate the likelihood (docs/log.md).
+- A tagger cannot run on sampled words. Which tokens of the vocabulary are emotion words is
+  precomputed by lexicon and tagger, and the emotional critic reads the sampled tokens among them.
+- The critics share the word vectors of the generator. The input of the emotional critic begins with
+  `<lab>`, so that a response without emotion words is not empty.
+- The adversarial loss is the critics' score, divided by their gradient norm where the norm is above
+  1. With the paper's beta = 0.1 the norm rises to 30 and more, and the score would dominate the
+  likelihood (docs/log.md).
 - The best checkpoint of the adversarial stage has the smallest Wasserstein distance, as estimated
   by the critics normalised to a gradient norm of 1.
 """
@@ -117,14 +117,14 @@ class EmpdgConfig(TransformerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiResolutionInputs(EmbeddedBatch):
-    """A batch as word vectors; the mask covers the context and then the emotion words."""
+    """An embedded batch with emotion words; the mask covers the context, then the emotion words."""
 
     emotion_words: Tensor
-    """(B, E, D) `<lab>` and the emotion words."""
+    """(B, E, D), `<lab>` and the emotion words of the context."""
 
 
 class Empdg(Transformer):
-    """A generator with a second encoder for emotion words, and critics of its responses."""
+    """A generator with a second encoder of emotion words, and critics of its responses."""
 
     system = "EmpDG"
     paper = "Li et al. 2020"
@@ -164,17 +164,19 @@ class Empdg(Transformer):
         },
     }
     is_emotion_word: Tensor
-    """(num_tokens,)."""
+    """(num_tokens,), True for emotion words."""
 
     def __init__(self, config: EmpdgConfig, data_info: DataInfo):
         super().__init__(config, data_info)
         width, dimension = config.width, self.embedding.table.weight.shape[1]
-        contexts = 2 if config.multiresolution else 1
-        self.classifier = nn.Linear(contexts * width, len(data_info.emotions), bias=False)  # W_e
+        num_encoders = 2 if config.multiresolution else 1
+        self.classifier = nn.Linear(  # W_e
+            num_encoders * width, len(data_info.emotions), bias=False
+        )
         self.signal = nn.Linear(len(data_info.emotions), width)
         if config.multiresolution:
             self.emotional_encoder = Encoder(config.layer_shape, config.num_layers)
-            assert data_info.emotion_words is not None, "`requirements` asks for emotion words"
+            assert data_info.emotion_words is not None, "`requirements` include emotion words"
             self.register_buffer("is_emotion_word", data_info.emotion_words, persistent=False)
         if config.discriminators:
             self.critics = nn.ModuleDict({SEMANTIC: Critic(dimension, width)})
@@ -183,7 +185,8 @@ class Empdg(Transformer):
 
     @classmethod
     def stage_independent_settings(cls, config: EmpdgConfig) -> Mapping[str, tuple[str, ...]]:
-        """The likelihood stage has no critics; only the last stage uses adversarial losses."""
+        """Return the settings of critics and adversarial losses, which earlier stages do not
+        have."""
         if not config.discriminators:
             return {}
         adversarial = (
@@ -240,6 +243,7 @@ class Empdg(Transformer):
         ]
 
     def _likelihood_stream(self) -> str:
+        """Return the stream of the likelihood stage."""
         return PAIRED if self.config.all_samples else FOLLOWED
 
     def loss_weights(self) -> dict[str, float]:
@@ -247,7 +251,7 @@ class Empdg(Transformer):
         return {"nll": self.config.response_weight, "emotion": self.config.emotion_weight}
 
     def _critic_weights(self) -> dict[str, float]:
-        """Return the weights of eq. 19: critics maximise the distance."""
+        """Return the weights of eq. 19. The critics maximise the distances."""
         distances = {f"wasserstein_{name}": -1.0 for name in self.critics}
         penalties = {f"penalty_{name}": self.config.penalty_weight for name in self.critics}
         return {**distances, **penalties}
@@ -260,8 +264,8 @@ class Empdg(Transformer):
         return self._generator_losses(batch, embedded, c, self.decode(embedded, c))
 
     def critic_losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Return each critic's distance and gradient penalty (eq. 18-19), and the summed distance
-        of the normalised critics."""
+        """Return the distance and the gradient penalty of each critic (eq. 18-19), and the sum of
+        the distances by normalised critics."""
         batch = batches[FOLLOWED]
         with torch.no_grad():
             embedded = self.embed(batch)
@@ -271,8 +275,8 @@ class Empdg(Transformer):
         terms: Losses = {}
         distances = []
         for name, critic, condition in self._conditioned_critics(batch, embedded, c):
-            gold = self._gold_response(batch, name)
-            generated = self._critic_input(embedded.response_mask, tokens, vectors, name)
+            gold = self._embed_gold_response(batch, name)
+            generated = self._build_critic_input(embedded.response_mask, tokens, vectors, name)
             difference, gradient_norm = critic.compare(gold, generated, condition)
             terms[f"wasserstein_{name}"] = difference.sum() / batch.samples
             terms[f"penalty_{name}"] = gradient_penalty(gradient_norm).sum() / batch.samples
@@ -280,14 +284,16 @@ class Empdg(Transformer):
         return {**terms, "wasserstein": torch.stack(distances).sum() / batch.samples}
 
     def adversarial_losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Return the terms of eq. 15 and the critics' negative scores of sampled responses."""
+        """Return the terms of eq. 15 and the negative scores of sampled responses."""
         batch = batches[FOLLOWED]
         embedded = self.embed(batch)
         c = self.encode_context(embedded)
         decoded, mask = self.decode(embedded, c), embedded.response_mask
         tokens, vectors = self._sample_words(decoded[mask])
         scores = [
-            critic.normalised_score(self._critic_input(mask, tokens, vectors, name), condition)
+            critic.normalised_score(
+                self._build_critic_input(mask, tokens, vectors, name), condition
+            )
             for name, critic, condition in self._conditioned_critics(batch, embedded, c)
         ]
         return {
@@ -296,14 +302,14 @@ class Empdg(Transformer):
         }
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Predict the emotion from both first tokens (eq. 7-8)."""
+        """Predict the emotion from the states of `<cls>` and `<lab>` (eq. 7-8)."""
         embedded = self.embed(batch)
         e_p = self.classify_emotion(embedded, self.encode_context(embedded))
         return {"emotion": e_p.log_softmax(dim=-1)}
 
     def embed(self, batch: Batch) -> MultiResolutionInputs:
-        """Embed context, emotion words and response (eq. 1 and 4); the vector of `<lab>` is the
-        emotion state embedding e^E."""
+        """Embed context, emotion words and response (eq. 1 and 4). The embedding of `<lab>` is also
+        the emotion state embedding, which is added to each emotion word."""
         context, roles = self.prepare_context(batch)
         emotion_words = self.word_dropout(batch["emotion_words"])
         response, padding = batch["response"], self.data_info.specials["<pad>"]
@@ -353,8 +359,8 @@ class Empdg(Transformer):
         return self.embed_first_input(self.signal(self.classify_emotion(embedded, hidden)))
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """Explain by the emotion, the attention of each response word to both contexts, and the
-        critics' scores where the next turn is known."""
+        """Explain by the emotion, the attention of each word of the response to context and emotion
+        words, and the critics' scores if the next turn is known."""
         embedded = self.embed(batch)
         c = self.encode_context(embedded)
         weights = self.decoder.attention_weights(
@@ -370,7 +376,7 @@ class Empdg(Transformer):
             parts = {"context": (rows[:, :length], mask[:length])}
             if self.config.multiresolution:
                 parts["emotion words"] = (rows[:, length:], mask[length:])
-            # <cls> and <lab> come first and are not words.
+            # The first tokens, <cls> and <lab>, are not words.
             attention = {
                 name: part[:, part_mask][:, 1:].tolist()
                 for name, (part, part_mask) in parts.items()
@@ -387,7 +393,8 @@ class Empdg(Transformer):
         return explanations
 
     def _critic_scores(self, batch: Batch, embedded: EmbeddedBatch, c: Tensor) -> dict[str, Tensor]:
-        """Return each critic's score of the batch's responses, (B,); empty without next turns."""
+        """Return each critic's score of the responses of the batch, (B,); empty without critics or
+        next turns."""
         if not self.config.discriminators or not batch["next_turn"].shape[1]:
             return {}
         response = batch["response"]
@@ -395,28 +402,28 @@ class Empdg(Transformer):
         tokens = response[mask]
         vectors = self._word_vectors()[tokens]
         return {
-            name: critic(self._critic_input(mask, tokens, vectors, name), condition)
+            name: critic(self._build_critic_input(mask, tokens, vectors, name), condition)
             for name, critic, condition in self._conditioned_critics(batch, embedded, c)
         }
 
     def _generator_losses(
         self, batch: Batch, embedded: EmbeddedBatch, c: Tensor, decoded: Tensor
     ) -> Losses:
-        """Return the terms of eq. 15 from the contexts (B, S + E, D) and the decoder's hidden
-        states (B, T, D)."""
+        """Return the terms of eq. 15 from C (B, S + E, D) and the decoder's hidden states (B, T,
+        D)."""
         return {
             "nll": self.compute_nll(batch, decoded, embedded),  # eq. 14
             "emotion": emotion_loss(self.classify_emotion(embedded, c), batch),  # eq. 9
         }
 
     def _sample_words(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample a token for each hidden state (N, D); in evaluation take the most likely one.
+        """Sample a token from each hidden state (N, D); in evaluation return the most likely one.
 
-        Returns the tokens (N,) and their vectors (N, dimension), whose gradient is that of the
-        softmax-weighted mean of all word vectors (straight-through).
+        The results are the tokens (N,) and their vectors (N, dimension). The gradient of a vector
+        is that of the mean of all word vectors, weighted by the softmax (straight-through).
         """
         logits = self.output.logits(hidden)  # (N, V)
-        if self.training:  # Gumbel noise: the argmax is then a sample of the softmax
+        if self.training:  # with Gumbel noise the argmax is a sample from the softmax
             logits = logits - torch.empty_like(logits).exponential_().log()
         tokens, table = logits.argmax(dim=1), self._word_vectors()
         vectors = table[tokens]
@@ -426,22 +433,25 @@ class Empdg(Transformer):
         return tokens, vectors
 
     def _word_vectors(self) -> Tensor:
+        """Return the word vectors, (V, dimension), without a gradient."""
         return self.embedding.table.weight.detach()
 
-    def _critic_input(
+    def _build_critic_input(
         self, mask: Tensor, tokens: Tensor, vectors: Tensor, critic: str
     ) -> EmbeddedUtterance:
-        """Return a critic's input for tokens (N,) with vectors (N, dimension) at a mask (B, T)."""
+        """Return the input of a critic, from the tokens (N,) and vectors (N, dimension) of
+        responses at the positions of a mask (B, T)."""
         padded = vectors.new_zeros(*mask.shape, vectors.shape[1])
         padded[mask] = vectors
         if critic == SEMANTIC:
             return EmbeddedUtterance(vectors=padded, mask=mask)
         is_emotion_word = torch.zeros_like(mask)
         is_emotion_word[mask] = self.is_emotion_word[tokens]
-        return self._select_after_label(padded, is_emotion_word)
+        return self._keep_words_after_label(padded, is_emotion_word)
 
-    def _select_after_label(self, vectors: Tensor, selected: Tensor) -> EmbeddedUtterance:
-        """Return `<lab>` followed by the selected words of (B, T, dimension), without gaps."""
+    def _keep_words_after_label(self, vectors: Tensor, selected: Tensor) -> EmbeddedUtterance:
+        """Return `<lab>` followed by the words (B, T, dimension) that are selected (B, T), without
+        gaps."""
         label = self._word_vectors()[self.data_info.specials["<lab>"]].expand(len(vectors), 1, -1)
         vectors = torch.cat([label, vectors], dim=1)
         selected = nn.functional.pad(selected, (1, 0), value=True)
@@ -451,18 +461,20 @@ class Empdg(Transformer):
         kept = vectors.gather(1, order[..., None].expand(-1, -1, vectors.shape[2]))
         return EmbeddedUtterance(vectors=kept * mask[..., None], mask=mask)
 
-    def _gold_response(self, batch: Batch, critic: str) -> EmbeddedUtterance:
+    def _embed_gold_response(self, batch: Batch, critic: str) -> EmbeddedUtterance:
+        """Return the gold response as a critic's input."""
         column = "response" if critic == SEMANTIC else "response_emotion_words"
         return self._embed_utterance(batch[column])
 
     def _embed_utterance(self, tokens: Tensor) -> EmbeddedUtterance:
+        """Return the word vectors of tokens (B, T)."""
         mask = tokens != self.data_info.specials["<pad>"]
         return EmbeddedUtterance(vectors=self._word_vectors()[tokens] * mask[..., None], mask=mask)
 
     def _conditioned_critics(
         self, batch: Batch, embedded: EmbeddedBatch, c: Tensor
     ) -> Iterator[tuple[str, Critic, CriticCondition]]:
-        """Yield each critic's name, the critic and what it is conditioned on."""
+        """Yield the name of each critic, the critic and its condition."""
         feedback = {SEMANTIC: "next_turn", EMOTIONAL: "next_turn_emotion_words"}
         x_0, w_0 = self.first_states(embedded, c)
         context = {SEMANTIC: x_0, EMOTIONAL: w_0}

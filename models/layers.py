@@ -156,6 +156,12 @@ def attend(
     return attended.transpose(1, 2).flatten(2)
 
 
+def compute_attention_weights(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    """Return the attention weights of each head, (B, H, T, S)."""
+    products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
+    return products.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+
+
 def extend_past(
     past: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -215,9 +221,7 @@ class Attention(nn.Module):
 
     def attention_weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """Return the attention weights averaged over heads, (B, T, S), for explanations."""
-        queries = self.project_queries(query)
-        products = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5  # (B, H, T, S)
-        return products.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=1)
+        return compute_attention_weights(self.project_queries(query), keys, mask).mean(dim=1)
 
     def _project(
         self, tensor: Tensor, *layers: nn.Linear, packing: Packing | None = None

@@ -1,20 +1,22 @@
 """MoEL: a mixture of empathetic listeners (Lin et al. 2019).
 
-The state of `<cls>` is the query q and each emotion has a learned key k_i; p = softmax(q k_i) is
-the distribution of the emotion, trained with cross-entropy. A listener is a decoder layer that
-attends to the context; there is one for each emotion and one that all emotions share. The output of
-the shared listener and the emotions' outputs weighted by p are summed, and a last decoder, the meta
-listener, which also attends to the context, predicts the words. Early in training the mixture
-consists of the true emotion's listener alone, with a probability that decays exponentially, so
-that the listeners specialise.
+The query q is the hidden state of `<cls>`, and each emotion has a learned key k_i. The distribution
+of the emotion, p = softmax(q k_i), is trained with cross-entropy. A listener is a decoder layer
+that attends to the context; each emotion has one, and all emotions share another. V_M is the sum of
+the shared listener's output V_0 and the outputs V_i of the emotions' listeners, weighted by p. A
+last decoder, the meta listener, reads V_M, attends to the context and predicts the response. Early
+in training the mixture consists of the true emotion's listener only, with a probability that decays
+exponentially, so that the listeners specialise.
 
-Only the `top_k` most likely emotions have a weight, renormalised to sum to 1. Listeners whose
-weight is exactly 0 are not computed, which changes neither result nor gradient.
+Only the `top_k` most likely emotions have a weight; these weights are renormalised to sum to 1.
+Listeners with a weight of exactly 0 are not computed, which affects neither outputs nor gradients.
 
-Deviations: as in `transformer.py`; whether the true emotion is used is sampled per sample, where
-the public code samples once per batch; the inner width of the listeners' feed-forward is rounded up
-to a multiple of 4, as the grouped matrix product requires. The default emotion weight reads the
-paper's equal weights as those of a response's summed likelihood and one emotion.
+Deviations: as in `transformer.py`, and
+- Whether to use the true emotion is sampled per sample; the public code samples once per batch.
+- The hidden width of the listeners' feed-forward is rounded up to a multiple of 4, as required by
+  the grouped matrix product.
+- The default emotion weight assumes that the paper weighs the emotion like the summed likelihood of
+  a response, rather than the mean per token.
 """
 
 import math
@@ -64,22 +66,22 @@ class MoelConfig(MultitaskConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Which row belongs to which listener; the rows of one listener are computed together."""
+    """The assignment of rows to listeners; the rows of a listener are computed together."""
 
     ends: Tensor
-    """(L,) the end of each listener's rows when the rows are sorted by listener."""
+    """(L,), the end of each listener's rows when rows are sorted by listener."""
     order: Tensor | None = None
-    """(P,) the permutation that sorts the rows; None where they are sorted already."""
+    """(P,), the permutation that sorts the rows; None if they are sorted."""
 
     @classmethod
     def from_listeners(cls, listeners: Tensor, count: int) -> "Routing":
-        """Route rows in any order, given the listener of each, (P,)."""
+        """Return the routing of rows in any order, from the listener of each row, (P,)."""
         ends = torch.bincount(listeners, minlength=count).cumsum(dim=0)
         return cls(ends=ends, order=listeners.argsort(stable=True))
 
 
 class ListenerLinear(nn.Module):
-    """A linear layer for each listener, computed as one grouped matrix product."""
+    """A linear layer per listener, computed as one grouped matrix product."""
 
     def __init__(
         self, num_listeners: int, input_width: int, output_width: int, *, bias: bool = False
@@ -101,7 +103,7 @@ class ListenerLinear(nn.Module):
             flat = rows.to(self.weight.dtype).reshape(count * length, -1)
             output = F.grouped_mm(flat, self.weight, offs=ends)
         if output.requires_grad:
-            output.register_hook(Tensor.contiguous)  # its backward requires contiguous gradients
+            output.register_hook(Tensor.contiguous)  # the backward pass needs contiguous gradients
         if self.bias is not None:
             output = output + self.bias.repeat_interleave(_count_rows(routing.ends) * length, dim=0)
         output = output.unflatten(0, (count, length))
@@ -109,7 +111,7 @@ class ListenerLinear(nn.Module):
 
 
 class ListenerNorm(nn.Module):
-    """Layer normalisation with a scale and a shift for each listener."""
+    """Layer normalisation with a scale and a shift per listener."""
 
     def __init__(self, num_listeners: int, width: int):
         super().__init__()
@@ -123,11 +125,10 @@ class ListenerNorm(nn.Module):
 
 
 class Listeners(nn.Module):
-    """A decoder layer for each emotion, all computed at once.
+    """A decoder layer per emotion, all computed at once.
 
-    Each of the P rows is a pair of sample and listener. The steps are those of `DecoderLayer`; they
-    are written out because every linear layer and norm has a matrix per listener and needs the
-    routing of the rows.
+    Each of the P rows is a pair of a sample and a listener. The steps are those of `DecoderLayer`,
+    but each linear layer and norm has weights per listener and therefore takes the routing.
     """
 
     def __init__(self, count: int, config: MoelConfig):
@@ -157,7 +158,8 @@ class Listeners(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
         """Return the outputs V_i (P, T, D), and the keys and values of all positions so far.
 
-        `listeners` (P,) is the listener of each row; `source` holds the context's keys and values.
+        `listeners` (P,) is the listener of each row; `source` has the keys and values of the
+        context.
         """
         dropout = self.dropout.p if self.training else 0.0
         normed = self.self_norm(hidden, listeners)
@@ -177,7 +179,7 @@ class Listeners(nn.Module):
 
 
 class Moel(MultiTransformer):
-    """A listener for each emotion, weighted by the emotion's probability."""
+    """A mixture of one listener per emotion, weighted by the probabilities of the emotions."""
 
     system = "MoEL"
     paper = "Lin et al. 2019"
@@ -195,8 +197,7 @@ class Moel(MultiTransformer):
         self.listeners = Listeners(len(data_info.emotions), config)
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Return the unweighted terms: the response's and the emotion's negative
-        log-likelihood."""
+        """Return the unweighted terms: response and emotion."""
         batch = batches[PAIRED]
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)  # (B, S, D)
@@ -216,12 +217,12 @@ class Moel(MultiTransformer):
         return torch.zeros_like(emotion_logits).scatter(1, emotions, logits.softmax(dim=-1))
 
     def _num_active(self) -> int:
-        """Return how many listeners of a sample have a weight above 0."""
+        """Return the number of listeners of a sample with a weight above 0."""
         return min(self.config.top_k or self.listeners.count, self.listeners.count)
 
     def _mix_true_emotions(self, weights: Tensor, emotion: Tensor, progress: Progress) -> Tensor:
-        """Replace the weights (B, emotions) of some samples by the one-hot true emotion, of fewer
-        with each step."""
+        """Replace the weights (B, emotions) of some samples by the one-hot true emotion, with a
+        probability that decays with the progress of training."""
         if not self.config.true_emotion_share:
             return weights
         probability = math.exp(-progress.fraction / self.config.true_emotion_share)
@@ -232,8 +233,8 @@ class Moel(MultiTransformer):
     def decode(
         self, embedded: EmbeddedBatch, hidden: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the meta listener's hidden states (B, T, D), teacher-forced; the listeners'
-        weights are the predicted ones unless given."""
+        """Return the hidden states (B, T, D) of the meta listener, teacher-forced, for the weights
+        of the listeners (B, emotions), by default the predicted ones."""
         if weights is None:
             weights = self.listener_weights(self.classifier(hidden[:, 0]))
         v_m = self._mix_listeners(embedded, hidden, weights)
@@ -241,8 +242,8 @@ class Moel(MultiTransformer):
         return decoded
 
     def _mix_listeners(self, embedded: EmbeddedBatch, hidden: Tensor, weights: Tensor) -> Tensor:
-        """Return V_M (B, T, D), the shared listener's output plus the weighted sum of the
-        others'."""
+        """Return V_M (B, T, D), the output of the shared listener plus the weighted outputs of the
+        emotions' listeners."""
         listener, sample = weights.t().nonzero(as_tuple=True)  # (P,) pairs, sorted by listener
         routing = Routing(ends=(weights != 0).sum(dim=0).cumsum(dim=0))
         v_i, _ = self.listeners(
@@ -260,8 +261,8 @@ class Moel(MultiTransformer):
         return v_m
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Return the decoding state: the context's keys and values for each active listener, and
-        the listeners' weights, (B, active) each."""
+        """Return the state of all listeners: the keys and values of the context for each active
+        listener, and the active listeners and their weights, (B, active) each."""
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)
         weights, listeners = self.listener_weights(self.classifier(hidden[:, 0])).topk(
@@ -305,8 +306,8 @@ class Moel(MultiTransformer):
         return self.output.logits(decoded), {**state, "meta": meta, "past": past}
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """Explain by the emotion, the listeners' weights, and the meta listener's attention to each
-        word, averaged over the response."""
+        """Explain by the emotion, the weights of the listeners, and the meta listener's attention
+        to each word, averaged over the response."""
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)
         weights = self.listener_weights(self.classifier(hidden[:, 0]))
@@ -334,5 +335,5 @@ class Moel(MultiTransformer):
 
 
 def _count_rows(ends: Tensor) -> Tensor:
-    """Return the number of rows of each listener, (L,), from where they end."""
+    """Return the number of rows of each listener, (L,), from `Routing.ends`."""
     return torch.diff(ends, prepend=ends.new_zeros(1))

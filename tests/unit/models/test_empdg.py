@@ -223,7 +223,7 @@ def test_the_emotional_critic_reads_emotion_words_only(build):
     tokens = torch.stack([plain[0], emotional[0], plain[1], emotional[1], plain[2]])
     mask = torch.tensor([[True, True, True, True], [True, False, False, False]])
     table = variant._word_vectors()
-    critic_input = variant._critic_input(mask, tokens, table[tokens], "emotional")
+    critic_input = variant._build_critic_input(mask, tokens, table[tokens], "emotional")
     label = table[variant.data_info.specials["<lab>"]]
     assert critic_input.mask.tolist() == [[True, True, True], [True, False, False]]
     assert critic_input.vectors[0].equal(
