@@ -1,31 +1,34 @@
-"""Dual-Emp: two directions of a dialogue that share an emotional consensus (Shen et al. 2021).
+"""Dual-Emp: forward and backward dialogue models with an emotion consensus (Shen et al. 2021).
 
-A forward model generates a response to a context; a backward model, with its own weights, generates
-a context for a response (eq. 1-2). They share a discrete latent variable z, the consensus, with K
-states. The posteriors q(z | c) and q(z | y) are computed from the hidden state of `<cls>` (eq. 3).
-The state's embedding predicts the emotion (eq. 4-5), is the decoders' first input, and is attended
-to besides the source (eq. 6-9).
+A forward model generates a response to a context. A backward model, with its own weights, generates
+a context for a response (eq. 1-2). Both share a discrete latent variable z with K states, the
+emotion consensus of context and response. The posteriors q(z | c) and q(z | y) are computed from
+the hidden state of `<cls>` (eq. 3). The embedding of the state, E[z], predicts the emotion
+(eq. 4-5). It is also the decoder's first input, and each decoder layer attends to it in addition to
+the source (eq. 6-9).
 
-Pairs train both directions under both posteriors (eq. 10-13). An unpaired context trains by
-reconstruction: the forward model samples a response, and from it and the consensus the backward
-model reconstructs the context (eq. 14-16); the reconstruction's likelihood is the forward model's
-reward. Unpaired responses are symmetric (eq. 17-19). Answering needs the forward model only.
+Pairs train both directions under both posteriors (eq. 10-13). An unpaired context is reconstructed:
+the forward model samples a response, and the backward model reconstructs the context from this
+response and the consensus (eq. 14-16). The likelihood of the reconstruction is the reward of the
+forward model. Unpaired responses are treated likewise, with the directions exchanged (eq. 17-19).
+Answers need the forward model only.
 
 Deviations: as in `transformer.py`, and
-- Alpha, beta and gamma, 1 by default in the paper, weigh an emotion like a text's summed
-  likelihood; their defaults here do the same.
-- The reward of eq. 16 is a probability of some forty tokens, which is 0 in any float. Ours is its
-  logarithm, averaged over tokens, minus the mean reward of the other samples of the batch
+- The default weights assume that alpha, beta and gamma, 1 in the paper, weigh the summed likelihood
+  of a text, rather than the mean per token.
+- The reward of eq. 16 is the probability of some forty tokens, which underflows to 0. Here it is
+  the mean log-probability per token, minus the mean reward of the other samples of the batch
   (`reward_baseline`).
-- Eq. 7 attends to a single vector, whose attention weight is always 1: of its queries, keys and
-  values the values remain.
-- The emotion is predicted from all states, weighted by q(z): texts with the same sampled state
-  early in training would otherwise keep sharing it.
-- Alpha of eq. 13 weighs the emotion's loss under both posteriors.
-- The directions share token embeddings; each has its own output layer unless `tied`.
-- A context sampled by the backward model has no turns: all tokens have the speaker's role.
-- Unpaired texts are used from the first step: `paired_share` is 0.
-- Perplexity and answers use the likeliest state.
+- Eq. 7 attends to a single vector, whose attention weight is always 1: only its value and output
+  projections remain.
+- The emotion is predicted from all states, weighted by q(z). With a single sampled state, texts
+  that share a state early in training would continue to share it.
+- Alpha of eq. 13 weighs the emotion loss under both posteriors.
+- Both directions share the token embeddings; each has its own output layer unless `tied`.
+- A context sampled by the backward model is not divided into turns: all of its tokens have the
+  speaker's role.
+- Unpaired text is used from the first step: `paired_share` is 0.
+- Perplexity and answers use the most likely state.
 """
 
 import math
@@ -75,7 +78,7 @@ from attune.models.transformer import (
 SPEAKER, LISTENER = "<speaker>", "<listener>"
 EMOTION_LOSS_WEIGHTS = ("emotion_weight", "context_emotion_weight", "response_emotion_weight")
 INITIAL_EMOTION_LOGIT = 5.0
-"""Logit of a state's own emotion at initialisation, relative to the others."""
+"""Initial logit of the emotion that a state is assigned to, relative to the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +138,7 @@ class DualEmpConfig(TransformerConfig):
 
 
 class ConsensusDecoderLayer(DecoderLayer):
-    """A decoder layer that attends to the source and to the consensus (eq. 6-8)."""
+    """A decoder layer with attention to the source and to the consensus (eq. 6-8)."""
 
     def __init__(self, shape: LayerShape):
         super().__init__(shape)
@@ -147,7 +150,7 @@ class ConsensusDecoderLayer(DecoderLayer):
         self.feed_forward = FeedForward(shape, input_width=2 * width)
 
     def project_kv(self, source: Tensor, condition: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return keys and values of the source, and C_Z from the consensus (B, D)."""
+        """Return the keys and values of the source, and C_Z, (B, 1, D), from E[z], (B, D)."""
         assert condition is not None
         return (*super().project_kv(source), self.consensus(condition)[:, None])
 
@@ -172,28 +175,28 @@ class Direction(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedText:
-    """Contexts or responses as tokens."""
+    """Contexts or responses as token ids."""
 
     tokens: Tensor
-    """(B, S), starting with `<cls>`, without `<eos>`."""
+    """(B, S), with `<cls>` and without `<eos>`."""
     roles: Tensor
-    """(B, S)."""
+    """(B, S), the role of each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedText:
-    """A text as the encoder's input, and as the decoder's input and targets."""
+    """A text as input of the encoder, and as inputs and targets of the decoder."""
 
     source: Tensor
-    """(B, S, D) token, role and position embeddings."""
+    """(B, S, D), embeddings of token, role and position."""
     attention_mask: Tensor
-    """(B, 1, 1, S)."""
+    """(B, 1, 1, S), True for tokens of the source."""
     decoder_inputs: Tensor
-    """(B, T, D); the consensus replaces the first."""
+    """(B, T, D), embeddings of token and position; E[z] replaces the first."""
     targets: Tensor
-    """(B, T) tokens and `<eos>`."""
+    """(B, T), tokens and `<eos>`."""
     target_mask: Tensor
-    """(B, T)."""
+    """(B, T), True for targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,23 +208,23 @@ class EncodedText:
     attention_mask: Tensor
     """(B, 1, 1, S)."""
     log_posterior: Tensor
-    """(B, K) log q(z | text)."""
+    """(B, K), log q(z | text)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsensusSamples:
-    """The states over which an expectation is taken: R rows, one or K per text."""
+    """The states of an expectation over the consensus: R rows, one or K per text."""
 
     embeddings: Tensor
-    """(R, D) E_z[z]."""
+    """(R, D), E[z]."""
     rows: Tensor
-    """(R,) index of each row's text."""
+    """(R,), the index of each row's text."""
     weights: Tensor
-    """(R,) weight of each row in the expectation."""
+    """(R,), the weight of each row in the expectation."""
 
 
 class DualEmp(Transformer):
-    """A forward and a backward model with a shared emotional consensus."""
+    """A forward and a backward model with a shared emotion consensus."""
 
     system = "Dual-Emp"
     paper = "Shen et al. 2021"
@@ -272,9 +275,9 @@ class DualEmp(Transformer):
 
     @torch.no_grad()
     def _init_states_by_emotion(self) -> None:
-        """Assign the states to the emotions in turn.
+        """Assign the emotions to the states in turn.
 
-        If all states predict much the same emotions, the posterior has no reason to prefer one.
+        If all states predicted similar emotions, the posterior would have no reason to prefer one.
         """
         num_emotions, width = self.emotions.weight.shape
         nn.init.normal_(self.emotions.weight, std=width**-0.5)
@@ -292,6 +295,7 @@ class DualEmp(Transformer):
             self.backward_model = self._build_direction(config)
 
     def _build_direction(self, config: DualEmpConfig) -> Direction:
+        """Return a forward or a backward model."""
         return Direction(
             Encoder(config.layer_shape, config.num_layers),
             Decoder(config.layer_shape, [ConsensusDecoderLayer] * config.num_layers),
@@ -301,16 +305,16 @@ class DualEmp(Transformer):
 
     @classmethod
     def requirements_for(cls, config: DualEmpConfig) -> DataRequirements:
-        """Return the requirements, with unpaired streams if they are used."""
-        return replace(cls.requirements, streams=_streams(config))
+        """Return the requirements, with the streams of unpaired text if it is used."""
+        return replace(cls.requirements, streams=_list_streams(config))
 
     def stages(self) -> list[Stage]:
         """Return one stage on all streams."""
         [train] = super().stages()
-        return [replace(train, streams=_streams(self.config))]
+        return [replace(train, streams=_list_streams(self.config))]
 
     def loss_weights(self) -> dict[str, float]:
-        """Return the weights of eq. 11-13 and 18-20; KL annealing is part of the terms."""
+        """Return the weights of eq. 11-13 and 18-20; the terms include KL annealing."""
         config: DualEmpConfig = self.config
         weights = {"nll": 1.0}
         emotions = {"context": config.emotion_weight}
@@ -337,14 +341,14 @@ class DualEmp(Transformer):
         return terms
 
     def _uses_unpaired(self, progress: Progress) -> bool:
-        """Return whether a step uses unpaired texts: the last of every `unpaired_every` steps."""
+        """Return whether a step uses unpaired text: the last of every `unpaired_every` steps."""
         config: DualEmpConfig = self.config
         is_due = (progress.step + 1) % config.unpaired_every == 0
         return config.unpaired and progress.fraction >= config.paired_share and is_due
 
     def _paired_losses(self, batch: Batch, progress: Progress) -> Losses:
         """Return the terms of eq. 11-13."""
-        context, response = self._embed_texts(self._context(batch), self._response(batch))
+        context, response = self._embed_texts(self._context_text(batch), self._response_text(batch))
         encoded = self._encode_text(self.forward_model, context)
         z_context = self._expand_consensus(encoded.log_posterior)
         per_token = _token_weights(batch)
@@ -368,15 +372,16 @@ class DualEmp(Transformer):
         return {**terms, **posterior_losses}
 
     def _unpaired_losses(self, batch: Batch, stream: str, progress: Progress) -> Losses:
-        """Return the terms of eq. 14-19: sample a counterpart and reconstruct the text from it."""
+        """Return the terms of eq. 14-19, for which the missing counterpart of each text is
+        sampled."""
         config: DualEmpConfig = self.config
         if stream == CONTEXTS:
             sampler, reconstructor = self.forward_model, self.backward_model
-            tokens, role = self._context(batch), LISTENER
+            tokens, role = self._context_text(batch), LISTENER
             max_tokens = config.sampled_response_tokens
         else:
             sampler, reconstructor = self.backward_model, self.forward_model
-            tokens, role = self._response(batch), SPEAKER
+            tokens, role = self._response_text(batch), SPEAKER
             max_tokens = config.sampled_context_tokens
         # Step 1: infer the consensus of the text and sample a counterpart.
         [text] = self._embed_texts(tokens)
@@ -389,7 +394,7 @@ class DualEmp(Transformer):
         reconstruction, losses = self._text_nll(
             reconstructor, self._encode_text(reconstructor, counterpart), text, z, per_token
         )
-        # Step 3: the reconstruction's log-likelihood is the sampler's reward.
+        # Step 3: the log-likelihood of the reconstruction is the reward of the sampler.
         advantage = self._compute_advantage(-losses)
         padding = self.data_info.specials["<pad>"]
         actions = _mask_forced_eos(counterpart, samples, max_tokens, padding)
@@ -404,13 +409,13 @@ class DualEmp(Transformer):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the log-probabilities of the emotions under q(z | c)."""
-        [context] = self._embed_texts(self._context(batch))
+        [context] = self._embed_texts(self._context_text(batch))
         encoded = self._encode_text(self.forward_model, context)
         return {"emotion": self._emotion_log_probs(encoded.log_posterior)}
 
     def log_likelihood(self, batch: Batch) -> Tensor:
-        """Return log p(y_t | y_<t, c, z) at the likeliest z, 0 for padding: (B, T)."""
-        context, response = self._embed_texts(self._context(batch), self._response(batch))
+        """Return log p(y_t | y_<t, c, z) at the most likely z, 0 for padding: (B, T)."""
+        context, response = self._embed_texts(self._context_text(batch), self._response_text(batch))
         encoded = self._encode_text(self.forward_model, context)
         z = self._sample_consensus(encoded.log_posterior)
         hidden = self._decode_text(self.forward_model, encoded, response, z)
@@ -419,24 +424,24 @@ class DualEmp(Transformer):
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """Return the forward decoder's state before the first token."""
-        [context] = self._embed_texts(self._context(batch))
+        [context] = self._embed_texts(self._context_text(batch))
         encoded = self._encode_text(self.forward_model, context)
         z = self._sample_consensus(encoded.log_posterior)
         return self._init_state(self.forward_model, encoded, z.embeddings)
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the forward model's logits of the next tokens, and the new state."""
+        """Decode one more token with the forward model."""
         return self._next_logits(self.forward_model, tokens, state)
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """Return the emotion, q(z | c) by state and its likeliest emotion, and the context that the
-        backward model generates for the answer."""
-        [context] = self._embed_texts(self._context(batch))
+        """Explain by the emotion, q(z | c) of each state, named by its most likely emotion, and the
+        context that the backward model generates for the answer."""
+        [context] = self._embed_texts(self._context_text(batch))
         probs = self._encode_text(self.forward_model, context).log_posterior.exp()
-        likeliest = self._state_emotion_log_probs().argmax(dim=1)
-        emotions = [self.data_info.emotions[index] for index in likeliest]
+        most_likely = self._state_emotion_log_probs().argmax(dim=1)
+        emotions = [self.data_info.emotions[index] for index in most_likely]
         names = [f"{number} {emotion}" for number, emotion in enumerate(emotions, start=1)]
-        imagined = self._imagine_contexts(batch) if self.config.dual else [None] * len(batch)
+        imagined = self._generate_contexts(batch) if self.config.dual else [None] * len(batch)
         return [
             replace(
                 explanation,
@@ -448,9 +453,10 @@ class DualEmp(Transformer):
             )
         ]
 
-    def _imagine_contexts(self, batch: Batch) -> list[list[int] | None]:
-        """Return the backward model's greedy context of each response, None for empty ones."""
-        [response] = self._embed_texts(self._response(batch))
+    def _generate_contexts(self, batch: Batch) -> list[list[int] | None]:
+        """Return the context that the backward model generates greedily for each response, None for
+        empty responses."""
+        [response] = self._embed_texts(self._response_text(batch))
         encoded = self._encode_text(self.backward_model, response)
         z = self._sample_consensus(encoded.log_posterior).embeddings
         max_tokens = self.config.sampled_context_tokens
@@ -460,16 +466,18 @@ class DualEmp(Transformer):
         rows = zip(contexts, is_empty, strict=True)
         return [None if empty else row[row != padding].tolist() for row, empty in rows]
 
-    def _context(self, batch: Batch) -> TokenizedText:
+    def _context_text(self, batch: Batch) -> TokenizedText:
+        """Return the contexts of a batch."""
         return TokenizedText(tokens=batch["context"], roles=batch["context_roles"])
 
-    def _response(self, batch: Batch) -> TokenizedText:
+    def _response_text(self, batch: Batch) -> TokenizedText:
+        """Return the responses of a batch."""
         specials, response = self.data_info.specials, batch["response"]
         is_eos = response == specials["<eos>"]
         return self._add_cls(response.masked_fill(is_eos, specials["<pad>"])[:, :-1], LISTENER)
 
     def _add_cls(self, tokens: Tensor, role: str) -> TokenizedText:
-        """Return tokens (B, S - 1) of a single role with `<cls>` in front."""
+        """Return texts with `<cls>`, from tokens (B, S - 1) of a single role."""
         specials = self.data_info.specials
         is_padding = tokens == specials["<pad>"]
         roles = torch.full_like(tokens, specials[role]).masked_fill(is_padding, specials["<pad>"])
@@ -479,7 +487,7 @@ class DualEmp(Transformer):
         )
 
     def _embed_texts(self, *texts: TokenizedText) -> list[EmbeddedText]:
-        """Embed texts by one lookup."""
+        """Embed texts with a single lookup in the table."""
         specials = self.data_info.specials
         lookups, all_targets = [], []
         for text in texts:
@@ -492,12 +500,12 @@ class DualEmp(Transformer):
         embeddings = iter(self.embedding(*lookups))
         embedded = []
         for text, targets in zip(texts, all_targets, strict=True):
-            words, roles, inputs = next(embeddings), next(embeddings), next(embeddings)
+            e_tokens, e_roles, e_inputs = next(embeddings), next(embeddings), next(embeddings)
             embedded.append(
                 EmbeddedText(
-                    source=self.dropout(words + roles + self.positions(words.shape[1])),
+                    source=self.dropout(e_tokens + e_roles + self.positions(e_tokens.shape[1])),
                     attention_mask=(text.tokens != specials["<pad>"])[:, None, None, :],
-                    decoder_inputs=self.dropout(inputs + self.positions(inputs.shape[1])),
+                    decoder_inputs=self.dropout(e_inputs + self.positions(e_inputs.shape[1])),
                     targets=targets,
                     target_mask=targets != specials["<pad>"],
                 )
@@ -505,7 +513,7 @@ class DualEmp(Transformer):
         return embedded
 
     def _encode_text(self, direction: Direction, text: EmbeddedText) -> EncodedText:
-        """Return hidden states (eq. 2) and the posterior of the consensus (eq. 3)."""
+        """Return the hidden states (eq. 2) and the posterior of the consensus (eq. 3)."""
         hidden = direction.encoder(text.source, text.attention_mask)
         log_posterior = direction.posterior(hidden[:, 0]).log_softmax(dim=-1)
         return EncodedText(
@@ -513,7 +521,7 @@ class DualEmp(Transformer):
         )
 
     def _expand_consensus(self, log_posterior: Tensor) -> ConsensusSamples:
-        """Return the states of a likelihood's expectation: all K if it is exact, else one."""
+        """Return the states of the expectation of a likelihood: all K if it is exact, else one."""
         if self.config.expectation != "exact" or not self.training:
             return self._sample_consensus(log_posterior)
         num_texts, num_states = log_posterior.shape
@@ -524,8 +532,8 @@ class DualEmp(Transformer):
         )
 
     def _sample_consensus(self, log_posterior: Tensor) -> ConsensusSamples:
-        """Return one state per text, sampled in training and the likeliest otherwise; or the mean
-        of all states."""
+        """Return one state per text, sampled in training and the most likely otherwise; with the
+        expectation `mean`, the mean of all states."""
         if self.config.expectation == "mean":
             z = log_posterior.exp()
         elif self.training:
@@ -540,14 +548,14 @@ class DualEmp(Transformer):
     def _posterior_losses(
         self, encoded: EncodedText, batch: Batch, name: str, weights: Tensor, progress: Progress
     ) -> Losses:
-        """Return the emotion's loss (eq. 5) and the KL divergence of a posterior from its prior.
+        """Return the emotion loss (eq. 5) and the KL divergence of a posterior from the prior.
 
-        The divergence has the weights of a likelihood's tokens. At the emotion's weight it would
-        cancel the emotion's loss: log 32 is what knowing one of 32 balanced emotions gains, and
-        what certainty about one of 32 states costs.
+        The divergence is weighted like a token of the likelihood. With the weight of the emotion it
+        would cancel the emotion loss: being certain of one of 32 balanced emotions reduces the loss
+        by log 32, and being certain of one of 32 states increases the divergence by log 32.
         """
         q_z, num_states = encoded.log_posterior.exp(), self.config.num_states
-        kl = (q_z * encoded.log_posterior).sum(dim=1) + math.log(num_states)  # from 1 / K
+        kl = (q_z * encoded.log_posterior).sum(dim=1) + math.log(num_states)  # p(z) = 1 / K
         log_probs = self._emotion_log_probs(encoded.log_posterior)
         emotion_loss = F.nll_loss(log_probs, batch["emotion"], ignore_index=-1, reduction="sum")
         weight = kl_weight(self.config.annealing_share, progress, training=self.training)
@@ -557,14 +565,14 @@ class DualEmp(Transformer):
         }
 
     def _emotion_log_probs(self, log_posterior: Tensor) -> Tensor:
-        """Return log p_e (eq. 4) under a posterior: (B, emotions)."""
+        """Return log p_e under a posterior, (B, emotions) (eq. 4)."""
         if self.config.expectation == "mean":
             logits: Tensor = self.emotions(log_posterior.exp() @ self.states.weight)
             return logits.log_softmax(dim=-1)
         return (log_posterior[:, :, None] + self._state_emotion_log_probs()).logsumexp(dim=1)
 
     def _state_emotion_log_probs(self) -> Tensor:
-        """Return log p_e of each state: (K, emotions)."""
+        """Return log p_e of each state, (K, emotions) (eq. 4)."""
         logits: Tensor = self.emotions(self.states.weight)
         return logits.log_softmax(dim=-1)
 
@@ -572,8 +580,8 @@ class DualEmp(Transformer):
         self, direction: Direction, encoded: EncodedText, text: EmbeddedText, z: ConsensusSamples,
         token_weights: Tensor, smoothed: bool = True,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the NLL of a text, summed with a weight (B,) for the tokens of each sample, and
-        the mean NLL of a token of each row, (R,)."""
+        """Return the summed NLL of texts, whose tokens have a weight per sample (B,), and the mean
+        NLL per token of each row, (R,)."""
         hidden = self._decode_text(direction, encoded, text, z)
         mask = text.target_mask[z.rows]
         row_weights = token_weights[z.rows] * z.weights.detach()
@@ -583,7 +591,7 @@ class DualEmp(Transformer):
             hidden[mask], text.targets[z.rows][mask], smoothing, weights
         )
         sums = token_nll.new_zeros(mask.shape).masked_scatter(mask, token_nll).sum(dim=1)
-        if z.weights.requires_grad:  # an exact expectation also has a gradient by q(z)
+        if z.weights.requires_grad:  # the exact expectation has a gradient with respect to q(z)
             expectation = (z.weights * (token_weights[z.rows] * sums)).sum()
             total = total + expectation - expectation.detach()
         return total, sums / mask.sum(dim=1)
@@ -591,7 +599,7 @@ class DualEmp(Transformer):
     def _decode_text(
         self, direction: Direction, encoded: EncodedText, text: EmbeddedText, z: ConsensusSamples
     ) -> Tensor:
-        """Return the decoder's hidden states (R, T, D), eq. 6-8."""
+        """Return the decoder's hidden states (R, T, D), teacher-forced (eq. 6-8)."""
         first_input = self.embed_first_input(z.embeddings)
         inputs = replace_first_input(text.decoder_inputs[z.rows], first_input)
         hidden: Tensor = direction.decoder(
@@ -604,7 +612,7 @@ class DualEmp(Transformer):
         self, direction: Direction, encoded: EncodedText, z: Tensor, max_tokens: int, *,
         greedy: bool,
     ) -> Tensor:  # fmt: skip
-        """Return texts (B, T) generated by a direction, sampled or greedy, padded, without
+        """Return texts (B, T) that a direction generates by sampling or greedily, padded, without
         `<eos>`."""
         specials = self.data_info.specials
         forbidden = [number for name, number in specials.items() if name != "<eos>"]
@@ -629,12 +637,14 @@ class DualEmp(Transformer):
         return torch.stack(tokens, dim=1) if tokens else newest[:, None][:, :0]
 
     def _init_state(self, direction: Direction, encoded: EncodedText, z: Tensor) -> State:
+        """Return the decoder's state before the first token, with E[z] (B, D) as first input."""
         state = direction.decoder.init_state(encoded.hidden, encoded.attention_mask, z)
         return {**state, "first_input": self.embed_first_input(z)}
 
     def _next_logits(
         self, direction: Direction, tokens: Tensor, state: State
     ) -> tuple[Tensor, State]:
+        """Decode one more token with a direction."""
         embedded = (
             self.embed_next(tokens, state["length"]) if state["length"] else state["first_input"]
         )
@@ -642,22 +652,23 @@ class DualEmp(Transformer):
         return direction.output.logits(hidden), state
 
     def _compute_advantage(self, rewards: Tensor) -> Tensor:
-        """Return rewards (B,) minus the mean reward of the batch's other samples."""
+        """Return rewards (B,), each minus the mean reward of the other samples of the batch."""
         if self.config.reward_baseline == "none" or len(rewards) == 1:
             return rewards
         baseline = (rewards.sum() - rewards) / (len(rewards) - 1)
         return rewards - baseline
 
 
-def _streams(config: DualEmpConfig) -> tuple[str, ...]:
+def _list_streams(config: DualEmpConfig) -> tuple[str, ...]:
+    """Return the names of the data streams."""
     return (PAIRED, CONTEXTS, RESPONSES) if config.unpaired else (PAIRED,)
 
 
 def _mask_forced_eos(
     text: EmbeddedText, samples: Tensor, max_tokens: int, padding: int
 ) -> EmbeddedText:
-    """Mask the `<eos>` of texts cut off at the length limit: it was not sampled, so it has no part
-    in the reward."""
+    """Mask the `<eos>` of texts that were cut off at the length limit: it was not sampled, so the
+    reward does not apply to it."""
     if samples.shape[1] < max_tokens:
         return text
     target_mask = text.target_mask.clone()
@@ -666,6 +677,6 @@ def _mask_forced_eos(
 
 
 def _token_weights(batch: Batch) -> Tensor:
-    """Return the weight of a token of each sample, (B,): the same in both directions, paired or
-    not."""
+    """Return the weight of the tokens of each sample, (B,), the same in both directions and for
+    paired and unpaired text."""
     return torch.full_like(batch["emotion"], 1 / batch.tokens, dtype=torch.float32)

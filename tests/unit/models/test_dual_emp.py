@@ -53,9 +53,11 @@ def test_invalid_settings_are_rejected():
 
 def test_responses_are_the_targets(build, batch):
     variant = build("dual-emp").variant.eval()
-    context, response = variant._embed_texts(variant._context(batch), variant._response(batch))
+    context, response = variant._embed_texts(
+        variant._context_text(batch), variant._response_text(batch)
+    )
     assert response.targets.equal(batch["response"])
-    words = variant._response(batch).tokens
+    words = variant._response_text(batch).tokens
     assert bool((words[:, 0] == variant.data_info.specials["<cls>"]).all())
     assert not bool((words == variant.data_info.specials["<eos>"]).any())
     ends = (context.targets == variant.data_info.specials["<eos>"]).sum(dim=1)
@@ -67,7 +69,9 @@ def test_responses_are_the_targets(build, batch):
 def test_exact_expectation_is_the_sum_over_states(build, batch):
     few = rows_of(batch, range(3))
     variant = build("dual-emp", expectation="exact", word_dropout=0.0).variant.train()
-    context, response = variant._embed_texts(variant._context(few), variant._response(few))
+    context, response = variant._embed_texts(
+        variant._context_text(few), variant._response_text(few)
+    )
     encoded = variant._encode_text(variant.forward_model, context)
     counts = torch.ones(3)
     consensus = variant._expand_consensus(encoded.log_posterior)
@@ -90,7 +94,9 @@ def test_exact_expectation_has_a_gradient_by_the_posterior(build, batch):
     """Its gradient is that of the sum over states written out."""
     few = rows_of(batch, range(3))
     variant = build("dual-emp", expectation="exact", word_dropout=0.0).variant.train()
-    context, response = variant._embed_texts(variant._context(few), variant._response(few))
+    context, response = variant._embed_texts(
+        variant._context_text(few), variant._response_text(few)
+    )
     with torch.no_grad():
         encoded = variant._encode_text(variant.forward_model, context)
     posterior = encoded.log_posterior.clone().requires_grad_()
@@ -134,7 +140,7 @@ def test_kl_of_certain_and_uniform_posteriors(build, batch):
     """log K for a posterior of one state, 0 for a uniform one."""
     variant = build("dual-emp").variant.eval()
     encoded = variant._encode_text(
-        variant.forward_model, variant._embed_texts(variant._context(batch))[0]
+        variant.forward_model, variant._embed_texts(variant._context_text(batch))[0]
     )
     ones = torch.ones(len(batch))
     for posterior, expected in (
@@ -233,7 +239,7 @@ def test_a_baseline_reduces_the_variance_of_the_policy_gradient(build, batch):
 
 def test_generated_texts_end(build, batch):
     variant = build("dual-emp").variant.eval()
-    [context] = variant._embed_texts(variant._context(batch))
+    [context] = variant._embed_texts(variant._context_text(batch))
     encoded = variant._encode_text(variant.forward_model, context)
     z = variant._sample_consensus(encoded.log_posterior).embeddings
     with torch.no_grad():
