@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from attune.platform.core.errors import DataError
-from attune.platform.text.vocabulary import SPECIALS, UNKNOWN, Vocabulary
+from attune.platform.text.vocabulary import FEW_TEXTS, SPECIALS, UNKNOWN, Vocabulary
 
 COUNTS = pl.DataFrame(
     {
@@ -30,11 +30,14 @@ def test_vocabulary_is_limited_and_keeps_required_words():
 
 def test_encode_and_decode():
     vocabulary = Vocabulary.build(COUNTS)
-    encoded = vocabulary.encode(pl.Series(["a nobody", None, "", "c"])).to_list()
+    texts = pl.Series(["a nobody", None, "", "c"])
+    encoded = vocabulary.encode(texts).to_list()
     a, c = vocabulary.number("a"), vocabulary.number("c")
     assert encoded == [[a, vocabulary.number(UNKNOWN)], [], [], [c]]
     assert vocabulary.decode([a, vocabulary.number("<eos>"), c]) == ["a"]
     assert vocabulary.decode([vocabulary.number("<sos>"), c, 0]) == ["c"]
+    many = pl.concat([texts, pl.Series([f"b {number}" for number in range(FEW_TEXTS)])])
+    assert vocabulary.encode(many).to_list()[: len(texts)] == encoded
 
 
 def test_vocabulary_survives_a_file(tmp_path):
