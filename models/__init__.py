@@ -1,4 +1,4 @@
-"""The papers' models. `VARIANTS` names each system that can be trained and where its class is."""
+"""The models of the papers. `VARIANTS` has the name and the class of each system."""
 
 import importlib
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ VARIANTS: dict[str, str] = {
     "intent-classifier": "attune.models.classifiers:IntentClassifier",
     "dummy": "attune.models.dummy:Dummy",
 }
-"""Name of a variant -> `module:Class`, imported on demand. Classes list their ablations."""
+"""Name of a variant -> `module:Class`, imported when needed. A class lists its ablations."""
 
 
 def load_variant(name: str) -> "type[Variant]":
@@ -35,10 +35,11 @@ def load_variant(name: str) -> "type[Variant]":
 
 
 def all_variants() -> "dict[str, tuple[type[Variant], Mapping[str, Any]]]":
-    """Return every name that can be trained, with its class and an ablation's settings."""
+    """Return the class of each variant and ablation, and the settings of the ablation, by name."""
     variants: dict[str, tuple[type[Variant], Mapping[str, Any]]] = {}
     for name in VARIANTS:
         variant = load_variant(name)
         variants[name] = (variant, {})
-        variants.update({ablation: (variant, s) for ablation, s in variant.ablations.items()})
+        for ablation, settings in variant.ablations.items():
+            variants[ablation] = (variant, settings)
     return variants

@@ -1,7 +1,7 @@
 """Decoding for every dialogue variant: greedy, beam search, top-k and nucleus sampling.
 
-Decoding is batched and cached: a step takes one token per row and returns one distribution per row,
-and rows that have ended are dropped. Each sample has its own random seed, so that its answer does
+Decoding is batched and cached: each step takes one token per row and returns the logits of the
+next, and finished rows are removed. Each sample has its own random seed, so that its answer does
 not depend on its batch.
 """
 
@@ -58,14 +58,14 @@ def decode(
         return _beam_search(variant, batch, decoding, controls)
     rows = len(batch)
     answers: list[list[int]] = [[] for _ in range(rows)]
-    for tokens, alive in _decode_stepwise(variant, batch, decoding, controls):
-        for token, row in zip(tokens, alive, strict=True):
+    for tokens, open_rows in _decode_stepwise(variant, batch, decoding, controls):
+        for token, row in zip(tokens, open_rows, strict=True):
             answers[row].append(token)
     return answers
 
 
-# As a decorator, no_grad holds at each step in whichever thread runs it; a `with` around `yield`
-# would leak into the thread that started the generator.
+# As a decorator, no_grad applies to each step in the thread that runs it; a `with` around `yield`
+# would stay in effect in the thread that started the generator.
 @torch.no_grad()
 def stream(
     variant: DialogueVariant,
@@ -73,7 +73,7 @@ def stream(
     decoding: Decoding = Decoding(),  # noqa: B008
     controls: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens of a single answer one by one; beam search yields them when it has ended."""
+    """Yield the tokens of a single answer one by one; beam search yields them all at its end."""
     assert len(batch) == 1, "one context at a time"
     if decoding.method == "beam":
         yield from decode(variant, batch, decoding, controls)[0]
@@ -85,12 +85,11 @@ def stream(
 def _decode_stepwise(
     variant: DialogueVariant, batch: Batch, decoding: Decoding, controls: Mapping[str, str] | None
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield at each step the new tokens and the rows of the batch that they belong to."""
+    """Yield for each step the new tokens and the rows of the batch that they belong to."""
     state = variant.encode(batch, controls)
-    device = batch["index"].device
-    alive = torch.arange(len(batch), device=device)
-    newest = alive.new_full((len(alive),), variant.data_info.specials["<sos>"])
-    generated = alive.new_zeros((len(alive), 0))
+    open_rows = torch.arange(len(batch), device=batch["index"].device)
+    newest = torch.full_like(open_rows, variant.data_info.specials["<sos>"])
+    generated = open_rows.new_zeros((len(open_rows), 0))
     draws = _uniform_draws(batch["index"], decoding) if decoding.method != "greedy" else None
     end = variant.data_info.specials["<eos>"]
     for step in range(decoding.max_tokens):
@@ -99,16 +98,16 @@ def _decode_stepwise(
         if draws is None:
             newest = logits.argmax(dim=-1)
         else:
-            newest = _sample_tokens(logits, draws[alive, step], decoding)
+            newest = _sample_tokens(logits, draws[open_rows, step], decoding)
         is_open = newest != end
         if not bool(is_open.all()):
             kept = is_open.nonzero().squeeze(1)
-            alive, newest, generated = alive[kept], newest[kept], generated[kept]
-            if not len(alive):
+            open_rows, newest, generated = open_rows[kept], newest[kept], generated[kept]
+            if not len(open_rows):
                 return
             state = variant.select(state, kept)
         generated = torch.cat([generated, newest[:, None]], dim=1)
-        yield newest.tolist(), alive.tolist()
+        yield newest.tolist(), open_rows.tolist()
 
 
 def _mask_forbidden(
@@ -120,13 +119,11 @@ def _mask_forbidden(
     logits[:, forbidden] = NEVER
     n = decoding.block_ngrams
     if n and generated.shape[1] >= n:
-        windows = generated.unfold(1, n, 1)  # (R, places, n)
-        before = generated[
-            :, generated.shape[1] - n + 1 :
-        ]  # (R, n - 1), the prefix of the next n-gram
-        repeated = (windows[..., : n - 1] == before[:, None]).all(dim=-1)  # (R, places)
-        rows, places = repeated.nonzero(as_tuple=True)
-        logits[rows, windows[rows, places, n - 1]] = NEVER
+        ngrams = generated.unfold(1, n, 1)  # (R, positions, n)
+        prefix = generated[:, generated.shape[1] - n + 1 :]  # (R, n - 1) of the next n-gram
+        is_repeated = (ngrams[..., : n - 1] == prefix[:, None]).all(dim=-1)  # (R, positions)
+        rows, positions = is_repeated.nonzero(as_tuple=True)
+        logits[rows, ngrams[rows, positions, n - 1]] = NEVER
     return logits
 
 
@@ -141,9 +138,9 @@ def _uniform_draws(index: Tensor, decoding: Decoding) -> Tensor:
 
 
 def sample_generators(index: Tensor, seed: int) -> Iterator[torch.Generator]:
-    """Yield a generator for each sample, which depends on its index and not on its batch."""
+    """Yield a random generator for each sample, seeded by its index and not by its batch."""
     for sample in index.tolist():
-        # Two rounds of a 64-bit hash, so that neighbouring samples and seeds are independent.
+        # Hashed twice, so that neighbouring samples and seeds are independent.
         yield torch.Generator().manual_seed(_splitmix64(_splitmix64(seed) ^ sample))
 
 
@@ -165,8 +162,8 @@ def _sample_tokens(logits: Tensor, draw: Tensor, decoding: Decoding) -> Tensor:
         probs, tokens = scaled.sort(dim=-1, descending=True, stable=True)
         before = probs.cumsum(dim=-1) - probs
         probs = probs.masked_fill(before >= decoding.top_p, 0.0)
-    # Ordered by token id, not by probability: almost equal probabilities could swap with the
-    # rounding of another batch, and the same draw would give another token.
+    # Sorted by token id, not by probability: rounding depends on the batch and could swap nearly
+    # equal probabilities, and the same draw would then give another token.
     tokens, order = tokens.sort(dim=-1)
     probs = probs.gather(1, order)
     return tokens.gather(1, sample_categorical(probs, draw)[:, None]).squeeze(1)
@@ -176,7 +173,7 @@ def sample_categorical(weights: Tensor, draw: Tensor) -> Tensor:
     """Sample an index of each row of unnormalised weights (R, N) by inverting the cumulative
     distribution at uniform draws (R,): (R,).
 
-    One draw per row costs far less than noise for each of thousands of tokens.
+    One draw per row is much cheaper than noise for each of thousands of tokens.
     """
     cumulative = weights.cumsum(dim=-1)
     index = torch.searchsorted(cumulative, draw[:, None] * cumulative[:, -1:], right=True)
@@ -186,45 +183,46 @@ def sample_categorical(weights: Tensor, draw: Tensor) -> Tensor:
 def _beam_search(
     variant: DialogueVariant, batch: Batch, decoding: Decoding, controls: Mapping[str, str] | None
 ) -> list[list[int]]:
-    """Return the best answer to each sample, extending its `beams` likeliest hypotheses.
+    """Return the best answer to each sample, extending its `beams` most likely hypotheses.
 
-    A sample is finished when `beams` of its hypotheses have ended, so that one beam is exactly
-    greedy. Ended hypotheses are compared by log-probability over length to the power of
-    `length_penalty`. Only open hypotheses are computed, so samples differ in their number of rows.
+    A sample is finished when `beams` of its hypotheses have ended, so that one beam is equivalent
+    to greedy decoding. Ended hypotheses are compared by their log-probability, divided by the
+    length to the power of `length_penalty`. Only open hypotheses are computed, so samples differ in
+    their number of rows.
     """
     beams, device = decoding.beams, batch["index"].device
     end = variant.data_info.specials["<eos>"]
     ended = _EndedHypotheses(len(batch), decoding)
     state = variant.encode(batch, controls)
-    samples = torch.arange(len(batch), device=device)  # (R,) the sample of each row, in order
-    places = torch.zeros_like(samples)  # (R,) the row's position among its sample's hypotheses
+    samples = torch.arange(len(batch), device=device)  # (R,) the sample of each row, sorted
+    ranks = torch.zeros_like(samples)  # (R,) the index of a row among the rows of its sample
     scores = torch.zeros(len(samples), device=device)
     generated = samples.new_zeros((len(samples), 0))
     newest = torch.full_like(samples, variant.data_info.specials["<sos>"])
     for _ in range(decoding.max_tokens):
         logits, state = variant.next_logits(newest, state)
         logits = _mask_forbidden(logits, generated, variant, decoding)
-        # No more than `beams` continuations of one hypothesis can be among the best of its sample.
+        # At most `beams` continuations of a hypothesis can be among the best of its sample.
         width = min(beams, logits.shape[1])
         log_probs, continuations = _top_tokens(logits.log_softmax(dim=-1), width)  # (R, width)
-        here, group = samples.unique_consecutive(return_inverse=True)
-        table = scores.new_full((len(here), beams, width), NEVER)
-        table[group, places] = scores[:, None] + log_probs
-        rows = samples.new_zeros((len(here), beams))
-        rows[group, places] = torch.arange(len(samples), device=device)
-        best, chosen = table.flatten(1).topk(beams, dim=-1)  # (samples, beams)
+        current, group = samples.unique_consecutive(return_inverse=True)  # samples with open rows
+        candidates = scores.new_full((len(current), beams, width), NEVER)
+        candidates[group, ranks] = scores[:, None] + log_probs
+        rows = samples.new_zeros((len(current), beams))
+        rows[group, ranks] = torch.arange(len(samples), device=device)
+        best, chosen = candidates.flatten(1).topk(beams, dim=-1)  # (samples, beams)
         origin = rows.gather(1, chosen // width)
         tokens = continuations[origin, chosen % width]
-        possible = best > NEVER
-        for place, beam in ((tokens == end) & possible).nonzero().tolist():
-            text = generated[origin[place, beam]].tolist()
-            ended.add(int(here[place]), best[place, beam].item(), text, len(text) + 1)
-        open_samples = torch.tensor([ended.is_open(n) for n in here.tolist()], device=device)
-        is_open = (tokens != end) & possible & open_samples[:, None]
+        is_possible = best > NEVER
+        for position, beam in ((tokens == end) & is_possible).nonzero().tolist():
+            text = generated[origin[position, beam]].tolist()
+            ended.add(int(current[position]), best[position, beam].item(), text, len(text) + 1)
+        open_samples = torch.tensor([ended.is_open(n) for n in current.tolist()], device=device)
+        is_open = (tokens != end) & is_possible & open_samples[:, None]
         if not bool(is_open.any()):
             return ended.best()
-        samples = here[:, None].expand_as(is_open)[is_open]
-        places = (is_open.cumsum(dim=1) - 1)[is_open]
+        samples = current[:, None].expand_as(is_open)[is_open]
+        ranks = (is_open.cumsum(dim=1) - 1)[is_open]
         scores, newest, origin = best[is_open], tokens[is_open], origin[is_open]
         state = variant.select(state, origin)
         generated = torch.cat([generated[origin], newest[:, None]], dim=1)
@@ -236,7 +234,7 @@ def _beam_search(
 
 
 class _EndedHypotheses:
-    """The best ended hypothesis of each sample and how many have ended."""
+    """The best ended hypothesis of each sample, and the number of its ended hypotheses."""
 
     def __init__(self, samples: int, decoding: Decoding):
         self.decoding = decoding
@@ -244,6 +242,7 @@ class _EndedHypotheses:
         self.kept: list[tuple[float, list[int]]] = [(NEVER, [])] * samples
 
     def add(self, sample: int, log_probability: float, text: list[int], length: int) -> None:
+        """Add a hypothesis; `length` includes `<eos>` if the hypothesis has one."""
         score = log_probability / max(length, 1) ** self.decoding.length_penalty
         self.counts[sample] += 1
         self.kept[sample] = max(self.kept[sample], (score, text), key=lambda pair: pair[0])
@@ -253,13 +252,14 @@ class _EndedHypotheses:
         return self.counts[sample] < self.decoding.beams
 
     def best(self) -> list[list[int]]:
+        """Return the tokens of the best hypothesis of each sample."""
         return [text for _, text in self.kept]
 
 
 def _top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return what `topk` returns, faster for large vocabularies.
+    """Return the same as `topk`, faster for large vocabularies.
 
-    The top `count` tokens lie in the `count` blocks with the highest maxima, and a maximum is much
+    The top `count` tokens are in the `count` blocks with the highest maxima, and maxima are much
     cheaper than a partial sort.
     """
     num_blocks = logits.shape[1] // BLOCK
@@ -272,5 +272,5 @@ def _top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     rest = torch.arange(num_blocks * BLOCK, logits.shape[1], device=logits.device)
     candidates = (best_blocks[:, :, None] * BLOCK + inside).flatten(1)
     candidates = torch.cat([candidates, rest.expand(len(logits), -1)], dim=1)
-    values, places = logits.gather(1, candidates).topk(count, dim=-1)
-    return values, candidates.gather(1, places)
+    values, indices = logits.gather(1, candidates).topk(count, dim=-1)
+    return values, candidates.gather(1, indices)

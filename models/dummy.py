@@ -1,11 +1,10 @@
-"""A bigram model that trains within seconds, for tests of the page and the cluster."""
+"""A bigram model that trains in seconds, for tests of the page and the cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attune.models.base import (
@@ -21,6 +20,7 @@ from attune.models.base import (
     State,
     Update,
 )
+from attune.models.multitask import emotion_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,8 @@ class DummyConfig:
 
 
 class Dummy(DialogueVariant):
-    """Predict the next word from the last one and the context's mean, the emotion from the mean."""
+    """Predicts the next word from the last word and the mean of the context, and the emotion from
+    that mean."""
 
     system = "Dummy"
     paper = "none: a stand-in for tests"
@@ -57,15 +58,9 @@ class Dummy(DialogueVariant):
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the unweighted terms: response and emotion."""
         batch = batches[PAIRED]
-        emotion = F.cross_entropy(
-            self.classifier(self._context_mean(batch)),
-            batch["emotion"],
-            ignore_index=-1,
-            reduction="sum",
-        )
         return {
             "nll": -self.log_likelihood(batch).sum() / batch.tokens,
-            "emotion": emotion / batch.samples,
+            "emotion": emotion_loss(self.classifier(self._context_mean(batch)), batch),
         }
 
     def log_likelihood(self, batch: Batch) -> Tensor:
@@ -82,7 +77,7 @@ class Dummy(DialogueVariant):
         return {"emotion": self.classifier(self._context_mean(batch)).log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Return the decoding state: the context's mean."""
+        """Return the state: the mean of each context's word embeddings."""
         return {"mean": self._context_mean(batch)}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
@@ -91,7 +86,7 @@ class Dummy(DialogueVariant):
         return logits, state
 
     def _context_mean(self, batch: Batch) -> Tensor:
-        """Return the mean of the context's word embeddings, (B, D)."""
+        """Return the mean word embedding of each context, (B, D)."""
         lengths = (batch["context"] != self.data_info.specials["<pad>"]).sum(dim=1, keepdim=True)
         mean: Tensor = self.embedding(batch["context"]).sum(dim=1) / lengths
         return mean

@@ -7,15 +7,15 @@ EMOTIONS = (
     "lonely", "nostalgic", "prepared", "proud", "sad", "sentimental", "surprised", "terrified",
     "trusting",
 )  # fmt: skip
-"""EmpatheticDialogues' 32, in the order (and so with the numbers) of EmpatheticIntents."""
+"""The 32 emotions of EmpatheticDialogues, in the order of EmpatheticIntents."""
 
 INTENTS = (
     "agreeing", "acknowledging", "encouraging", "consoling", "sympathizing", "suggesting",
     "questioning", "wishing",
 )  # fmt: skip
-"""What a listener does, after Welivita and Pu 2020, in their order."""
+"""The intents of a listener, in the order of Welivita and Pu 2020."""
 
 NEUTRAL = "neutral"
 
 LABELS = (*EMOTIONS, *INTENTS, NEUTRAL)
-"""The 41 labels of an utterance: numbers 0-31, 32-39 and 40."""
+"""The 41 labels of an utterance: emotions are 0 to 31, intents 32 to 39, neutral is 40."""

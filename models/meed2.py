@@ -1,16 +1,19 @@
-"""MEED2: predict the emotion or intent of the response, then generate under it (Xie and Pu 2021).
+"""MEED2: predicts the emotion or intent of the response, then generates it (Xie and Pu 2021).
 
-Every utterance of the context has one of 41 labels: 32 emotions, 8 intents, neutral. A token's
-input is the sum of the embeddings of its word, its position, the label of its utterance and its
-speaker; encoder and decoder share the tables. A predictor with an encoder of its own classifies the
-label e_y of the response from the context. The decoder's input contains the true label in training,
-and the predicted one, or one that a user requests, when it generates.
+Each utterance of the context has one of 41 labels: 32 emotions, 8 intents and neutral. The input is
+the sum of the embeddings of a token, its position, the label of its utterance and its speaker;
+encoder and decoder share the tables. A predictor with a separate encoder classifies the label e_y
+of the response from the context. The embedding of this label is added to each input of the decoder:
+that of the true label in training, otherwise that of the predicted label or of one that a user
+requests.
 
-Deviations: the speaker is a word of the vocabulary, as in all systems here, and so shares its
-table. Layers are normalised before they are applied. Each utterance ends with one token, `<sep>`,
-and the context begins with `<cls>`, where the paper has RoBERTa's `<s>` and `</s>`. In validation
-and for perplexity the decoder gets the predicted label, not the true one. All responses are the
-listener's, so the decoder gets no speaker embedding.
+Deviations:
+- The speaker is a token of the vocabulary, as in the other systems, and shares its table.
+- Layer normalisation precedes each sublayer.
+- Each utterance ends with `<sep>` and the context begins with `<cls>`; the paper uses RoBERTa's
+  `<s>` and `</s>`.
+- Validation and perplexity use the predicted label, not the true one.
+- All responses are the listener's, so the inputs of the decoder have no speaker embedding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +58,7 @@ from attune.models.transformer import (
 )
 
 PREDICTED = "predicted"
-"""The value of the control `label` that leaves the choice to the predictor."""
+"""Value of the control `label` that selects the predictor's label."""
 COLUMNS = ("context", "context_roles", "response")
 LABEL_COLUMNS = ("context_labels", "response_label")
 
@@ -98,12 +101,13 @@ class Meed2Config(TransformerConfig):
 
     @property
     def layer_shape(self) -> LayerShape:
-        """The sizes of encoder and decoder layers, with GELU inside the feed-forward."""
+        """The sizes of encoder and decoder layers, with GELU in the feed-forward."""
         return replace(super().layer_shape, activation=nn.GELU)
 
 
 class LabelHead(nn.Module):
-    """Attention pooling over a context's hidden states and a classifier of the response's label."""
+    """Attention pooling of the context's hidden states, and a classifier of the response's
+    label."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -122,7 +126,7 @@ class LabelHead(nn.Module):
 
 
 class LabelPredictor(nn.Module):
-    """A label head with its own encoder and embedding tables."""
+    """A classifier of the response's label with its own encoder and embeddings."""
 
     def __init__(self, config: Meed2Config, data_info: DataInfo):
         super().__init__()
@@ -149,7 +153,7 @@ class LabelPredictor(nn.Module):
 
 
 def build_label_embedding(width: int) -> nn.Embedding:
-    """Return an embedding of padding (0, zeros), the labels (from 1 on), and no label (last)."""
+    """Return an embedding of padding (index 0, zeros), the labels (from 1), and no label (last)."""
     table = nn.Embedding(len(LABELS) + 2, width, padding_idx=0)
     with torch.no_grad():  # the standard deviation of words and positions
         nn.init.normal_(table.weight, std=width**-0.5)
@@ -158,8 +162,8 @@ def build_label_embedding(width: int) -> nn.Embedding:
 
 
 class Meed2(Transformer):
-    """A Transformer with an embedding of each utterance's label, and a predictor of the
-    response's."""
+    """A Transformer with embeddings of the utterances' labels, and a predictor of the response's
+    label."""
 
     system = "MEED2"
     paper = "Xie and Pu 2021"
@@ -185,7 +189,7 @@ class Meed2(Transformer):
             **Transformer.presets["compact"], "label_weight": 0.2, "max_context": 100,
             "max_epochs": 9,
         },
-        # What its appendix does not state follows the public code of the other papers.
+        # The settings of the appendix; the others follow the public code of the other papers.
         "paper": {
             "batch_size": 512, "learning_rate": 5e-5, "max_context": 100, "weight_decay": 0.0,
             "evaluate_every": 0, "patience": 3,
@@ -215,23 +219,23 @@ class Meed2(Transformer):
 
     @classmethod
     def requirements_for(cls, config: Meed2Config) -> DataRequirements:
-        """Return the requirements; without labels, the label columns are left out."""
+        """Return the requirements, without the label columns if labels are not used."""
         return cls.requirements if config.labels else replace(cls.requirements, columns=COLUMNS)
 
     @classmethod
     def controls_for(cls, config: Meed2Config) -> Mapping[str, Sequence[str]]:
-        """Return the controls: the label of the response, if it has any."""
+        """Return the controls: the label of the response, if labels are used."""
         return cls.controls if config.labels else {}
 
     @classmethod
     def stage_independent_settings(cls, config: Meed2Config) -> Mapping[str, tuple[str, ...]]:
-        """The predictor's own stage does not use the decoder."""
+        """Return the settings of the decoder, which the predictor's stage does not use."""
         has_own_stage = config.labels and not config.joint
         return {"predictor": ("label_strength", "label_smoothing")} if has_own_stage else {}
 
     def stages(self) -> list[Stage]:
-        """Return the stages: the predictor, then encoder and decoder while it is frozen; in joint
-        training one stage for all."""
+        """Return the stages: the predictor, then encoder and decoder with the predictor frozen; in
+        joint training, one stage for all."""
         [train] = super().stages()
         if not self.config.labels or self.config.joint:
             return [train]
@@ -255,7 +259,7 @@ class Meed2(Transformer):
         return {"nll": 1.0, **label}
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
-        """Return the unweighted terms: the label in joint training, and the response."""
+        """Return the unweighted terms: the response, and in joint training the label."""
         batch = batches[PAIRED]
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)  # (B, S, D)
@@ -285,6 +289,7 @@ class Meed2(Transformer):
         return self._log_likelihood(batch, use_true_label=self.config.labels)
 
     def _log_likelihood(self, batch: Batch, *, use_true_label: bool) -> Tensor:
+        """Return the log-probability of each response token (B, T), given a label."""
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)
         e_y = batch["response_label"] + 1 if use_true_label else self.predict_label(batch, hidden)
@@ -300,7 +305,7 @@ class Meed2(Transformer):
         return {"response_label": logits.log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
-        """Return the decoder's state, with the embedding of the response's label."""
+        """Return the decoder's state with the embedding of the response's label."""
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)
         label = (controls or {}).get("label", PREDICTED)
@@ -312,13 +317,13 @@ class Meed2(Transformer):
         return {**state, "label": self._embed_label(e_y)}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Decode one more token; the label's embedding is added to each."""
+        """Decode one more token; the embedding of the label is added to it."""
         embedded = self.embed_next(tokens, state["length"]) + state["label"]
         decoded, state = self.decoder.step(embedded, state)
         return self.output.logits(decoded), state
 
     def embed(self, batch: Batch) -> EmbeddedBatch:
-        """Embed context and response; each context token includes its utterance's label."""
+        """Embed context and response, and add the label of its utterance to each context token."""
         embedded = super().embed(batch)
         if not self.config.labels:
             return embedded
@@ -326,7 +331,8 @@ class Meed2(Transformer):
         return replace(embedded, context=embedded.context + e_labels)
 
     def predict_label(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Return the most likely label of the response (B,), from 1 on; 0 without labels."""
+        """Return the most likely label of the response as an index of `label_embedding`, (B,): from
+        1, or 0 without labels."""
         if not self.config.labels:
             return torch.zeros(len(batch), dtype=torch.long, device=hidden.device)
         with torch.no_grad():
@@ -334,8 +340,8 @@ class Meed2(Transformer):
         return logits.argmax(dim=-1) + 1
 
     def explain(self, batch: Batch) -> list[Explanation]:
-        """Explain by the labels of context and response, and each word's weight in predicting the
-        latter."""
+        """Explain by the labels of the context, the probabilities of the response's label, and the
+        attention weight of each word in predicting it."""
         explanations = super().explain(batch)
         if not self.config.labels:
             return explanations
@@ -355,8 +361,8 @@ class Meed2(Transformer):
         ]
 
     def _classify_label(self, batch: Batch, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the logits (B, labels) and attention weights (B, S) of the response's label, from
-        the context's hidden states (joint training) or, where None, by the predictor's own
+        """Return the logits of the response's label (B, labels), and the attention weights (B, S),
+        from the context's hidden states (joint training) or, if None, with the predictor's own
         encoder."""
         context = batch["context"]
         if hidden is not None:
@@ -371,7 +377,7 @@ class Meed2(Transformer):
         return replace(embedded, decoder_inputs=embedded.decoder_inputs + self._embed_label(e_y))
 
     def _embed_label(self, e_y: Tensor) -> Tensor:
-        """Return the scaled embedding (B, 1, D) of the response's label (B,); zeros without
+        """Return the scaled embedding of the response's label (B,), (B, 1, D); zeros without
         labels."""
         if not self.config.labels:
             return torch.zeros(len(e_y), 1, self.config.width, device=e_y.device)
@@ -380,6 +386,7 @@ class Meed2(Transformer):
 
 
 def _label_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy over the global batch; responses without a label count 0."""
+    """Return the cross-entropy of the response's label, divided by `batch.samples`; responses
+    without a label add 0."""
     total = F.cross_entropy(logits, batch["response_label"], ignore_index=-1, reduction="sum")
     return total / batch.samples
