@@ -1,7 +1,7 @@
-"""What every variant must keep to, as functions that raise AssertionError where one does not.
+"""The contract of all variants, as functions that raise AssertionError if it is violated.
 
-`test_variants.py` runs them over all variants; `test_contract.py` over variants with a planted
-fault, to show that each function notices the fault it is there for.
+`test_variants.py` applies them to all variants. `test_contract.py` applies them to variants with a
+fault each, to show that each function detects its fault.
 """
 
 import dataclasses
@@ -26,112 +26,114 @@ from attune.platform.runs.model import Model, load_model, save_model
 from attune.platform.training.updates import total_loss, trainable_only
 
 EARLY = Progress(step=1, fraction=0.1)
-"""Not the first step, at which annealed terms still have the weight 0."""
+"""After the first step, at which annealed terms have the weight 0."""
 
 
-def stage_losses(variant: Variant, batch: Batch):
-    """Each update of each stage, with its loss terms."""
+def compute_stage_losses(variant: Variant, batch: Batch):
+    """Yield each update of each stage, with its loss terms."""
     for stage in variant.stages():
         for update in stage.updates:
             with trainable_only(variant, stage.players[update.player]):
                 method = getattr(variant, update.losses)
-                yield stage, update, method(streams(stage, batch), EARLY)
+                yield stage, update, method(repeat_for_streams(stage, batch), EARLY)
 
 
-def streams(stage: Stage, batch: Batch):
-    """The batch as each of the streams that a stage asks for."""
+def repeat_for_streams(stage: Stage, batch: Batch):
+    """Return the same batch for each stream of a stage."""
     return dict.fromkeys(stage.streams, batch)
 
 
-def parameters_of(variant: Variant, parts):
+def list_parameters(variant: Variant, parts):
+    """Return the parameters of some modules of a variant, each once."""
     parameters = {id(p): p for part in parts for p in getattr(variant, part).parameters()}
     return list(parameters.values())
 
 
-def rows_of(batch: Batch, rows) -> Batch:
-    """Some rows of a batch, without the padding that only the others need."""
+def select_rows(batch: Batch, rows) -> Batch:
+    """Return some rows of a batch, without padding that only other rows need."""
     tensors = {}
     for name, tensor in batch.tensors.items():
         part = tensor[rows]
         if part.dim() > 1:
             part = part[:, : max(int((part != 0).sum(dim=1).max()), 0)]
         tensors[name] = part
-    for name in ("context_turns", "context_causes"):  # 0 is not padding alone there
+    for name in ("context_turns", "context_causes"):  # in these columns 0 is not only padding
         tensors[name] = batch[name][rows][:, : tensors["context"].shape[1]]
     tokens = float((tensors["response"] != 0).sum())
     return Batch(tensors=tensors, samples=float(len(rows)), tokens=tokens)
 
 
-def check_terms_are_tensors_that_learn(variant, batch):
-    for stage, update, losses in stage_losses(variant, batch):
+def check_loss_terms_have_gradients(variant, batch):
+    for stage, update, losses in compute_stage_losses(variant, batch):
         assert set(update.weights) <= set(losses), f"{stage.name}: {set(update.weights)}"
         for name, term in losses.items():
             assert isinstance(term, torch.Tensor), f"{name} is a {type(term).__name__}"
             assert term.dim() == 0, name
             assert torch.isfinite(term), name
             if name in update.weights:
-                assert term.requires_grad, f"{name} gives no gradient"
+                assert term.requires_grad, f"{name} has no gradient"
 
 
-def check_no_module_is_built_in_a_forward(variant, batch):
+def check_losses_build_no_modules(variant, batch):
     built = []
-    real = nn.Module.__init__
+    original_init = nn.Module.__init__
 
-    def noticed(self, *arguments, **named):
+    def recording_init(self, *arguments, **named):
         built.append(type(self).__name__)
-        real(self, *arguments, **named)
+        original_init(self, *arguments, **named)
 
-    nn.Module.__init__ = noticed
+    nn.Module.__init__ = recording_init
     try:
-        for _ in stage_losses(variant, batch):
+        for _ in compute_stage_losses(variant, batch):
             pass
     finally:
-        nn.Module.__init__ = real
+        nn.Module.__init__ = original_init
     assert not built, built
 
 
-def check_each_player_moves_itself_and_nobody_else(variant, batch):
+def check_updates_change_only_their_player(variant, batch):
     covered = set()
     for stage in variant.stages():
         for update in stage.updates:
             parts = stage.players[update.player]
-            nn.ModuleDict({part: getattr(variant, part) for part in parts})  # as engines hold them
-            mine = parameters_of(variant, parts)
-            covered.update(id(p) for p in mine)
+            nn.ModuleDict({part: getattr(variant, part) for part in parts})  # as in the engines
+            parameters = list_parameters(variant, parts)
+            own = {id(p) for p in parameters}
+            covered |= own
             before = {name: p.detach().clone() for name, p in variant.named_parameters()}
-            optimizer = torch.optim.SGD(mine, lr=0.1)
+            optimizer = torch.optim.SGD(parameters, lr=0.1)
             with trainable_only(variant, parts):
-                losses = getattr(variant, update.losses)(streams(stage, batch), EARLY)
+                losses = getattr(variant, update.losses)(repeat_for_streams(stage, batch), EARLY)
                 variant.zero_grad()
                 total_loss(update, losses).backward()
                 for name, p in variant.named_parameters():
-                    if any(p is q for q in mine):
+                    if id(p) in own:
                         assert p.grad is not None, f"{name} gets no gradient"
                         assert p.grad.any(), f"{name} gets a gradient of zeros"
                 optimizer.step()
-            own = {id(p) for p in mine}
             for name, p in variant.named_parameters():
                 if id(p) not in own:
                     assert torch.equal(p, before[name]), f"{name} is not {update.player}'s"
-                assert p.requires_grad, f"{name} stays frozen"
-    missed = [name for name, p in variant.named_parameters() if id(p) not in covered]
-    assert not missed, f"nobody trains {missed}"
+                assert p.requires_grad, f"{name} is still frozen"
+    untrained = [name for name, p in variant.named_parameters() if id(p) not in covered]
+    assert not untrained, f"no player has {untrained}"
 
 
-def check_parts_add_up(variant, batch):
-    """Two ranks' gradients, averaged, are the whole batch's: terms divide by the global counts.
+def check_losses_of_ranks_average_to_the_whole(variant, batch):
+    """The mean of two ranks' losses is the loss of the whole batch: terms use the batch's divisors.
 
-    The parts are of unequal size, or a mean over a rank's own would be the same by chance.
+    The ranks have different numbers of samples; otherwise means over the samples of a rank would
+    pass as well.
     """
     variant.eval()
     third = len(batch) // 3
-    ranks = [rows_of(batch, rows) for rows in (range(third), range(third, len(batch)))]
+    ranks = [select_rows(batch, rows) for rows in (range(third), range(third, len(batch)))]
     tokens = sum(rank.tokens for rank in ranks) / 2
     ranks = [dataclasses.replace(r, samples=len(batch) / 2, tokens=tokens) for r in ranks]
-    whole = [losses for _, _, losses in stage_losses(variant, batch)]
-    parts = [[losses for _, _, losses in stage_losses(variant, rank)] for rank in ranks]
-    for one, (first, second) in zip(whole, zip(*parts, strict=True), strict=True):
-        for name, term in one.items():
+    whole = [losses for _, _, losses in compute_stage_losses(variant, batch)]
+    by_rank = [[losses for _, _, losses in compute_stage_losses(variant, rank)] for rank in ranks]
+    for losses, (first, second) in zip(whole, zip(*by_rank, strict=True), strict=True):
+        for name, term in losses.items():
             mean = (first[name] + second[name]) / 2
             assert torch.allclose(term, mean, rtol=1e-4, atol=1e-5), name
 
@@ -144,38 +146,39 @@ def switch_off_dropout(variant):
 
 
 def check_dropout_can_be_switched_off(noisy, plain, batch):
-    """A variant whose dropout is switched off trains like the same one built without dropout."""
+    """A variant whose dropout is switched off has the losses of one that is built without it."""
 
     def training_losses(variant):
         torch.manual_seed(0)
         return [
             float(term.detach())
-            for _, _, losses in stage_losses(variant.train(), batch)
+            for _, _, losses in compute_stage_losses(variant.train(), batch)
             for term in losses.values()
         ]
 
-    switch_off_dropout(plain)  # that of a pretrained encoder is not a setting
+    switch_off_dropout(plain)  # the dropout of a pretrained encoder is not a setting
     expected = training_losses(plain)
     assert training_losses(noisy) != expected or noisy.config == plain.config
     switch_off_dropout(noisy)
     assert training_losses(noisy) == expected
 
 
-def check_saved_is_loaded(model: Model, batch, folder: Path):
+def check_saved_model_is_restored(model: Model, batch, folder: Path):
     model.variant.eval()
     save_model(model, folder)
     loaded = load_model(folder)
     assert loaded.name == model.name
     assert loaded.vocabulary.tokens == model.vocabulary.tokens
     assert loaded.variant.config == model.variant.config
-    for one, other in zip(
-        outputs(model.variant, batch), outputs(loaded.variant, batch), strict=True
+    for saved, restored in zip(
+        compute_outputs(model.variant, batch), compute_outputs(loaded.variant, batch), strict=True
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(saved, restored)
 
 
 @torch.no_grad()
-def outputs(variant, batch):
+def compute_outputs(variant, batch):
+    """Return the predictions of a variant, and log-likelihoods if it has any."""
     tensors = list(variant.predict(batch).values())
     if isinstance(variant, DialogueVariant):
         tensors.append(variant.log_likelihood(batch))
@@ -186,42 +189,44 @@ def outputs(variant, batch):
     return tensors
 
 
-def check_truth_is_not_used(variant, batch):
+def check_true_labels_are_not_used(variant, batch):
     variant.eval()
-    other = {
+    relabelled = {
         **batch.tensors,
         "emotion": (batch["emotion"] + 1) % len(variant.data_info.emotions),
         "response_label": (batch["response_label"] + 1) % len(LABELS),
     }
-    changed = dataclasses.replace(batch, tensors=other)
-    for one, two in zip(outputs(variant, batch), outputs(variant, changed), strict=True):
-        assert torch.equal(one, two), "the true label is looked at"
+    changed = dataclasses.replace(batch, tensors=relabelled)
+    for before, after in zip(
+        compute_outputs(variant, batch), compute_outputs(variant, changed), strict=True
+    ):
+        assert torch.equal(before, after), "a true label is read"
 
 
-def check_a_batch_gives_what_its_samples_give(variant, batch):
+def check_outputs_do_not_depend_on_the_batch(variant, batch):
     variant.eval()
-    together = outputs(variant, batch)
+    batched = compute_outputs(variant, batch)
     for row in range(len(batch)):
-        alone = outputs(variant, rows_of(batch, [row]))
-        for one, many in zip(alone, together, strict=True):
-            assert torch.allclose(one[0], many[row, : one.shape[1]], atol=1e-4)
+        single = compute_outputs(variant, select_rows(batch, [row]))
+        for expected, actual in zip(single, batched, strict=True):
+            assert torch.allclose(expected[0], actual[row, : expected.shape[1]], atol=1e-4)
 
 
 @torch.no_grad()
-def check_steps_equal_all_at_once(variant, batch):
-    """Feeding the response token by token, with caches, gives its log-likelihood."""
+def check_stepwise_decoding_gives_the_likelihood(variant, batch):
+    """Decoding the response token by token, with caches, gives its log-likelihood."""
     variant.eval()
     response = batch["response"]
     state = variant.encode(batch)
     rows = torch.arange(len(response))
     newest = response.new_full((len(response),), variant.data_info.specials["<sos>"])
     stepwise = torch.zeros(response.shape)
-    for place in range(response.shape[1]):
+    for position in range(response.shape[1]):
         logits, state = variant.next_logits(newest, state)
-        newest = response[rows, place]
-        chosen = logits.log_softmax(dim=-1).gather(1, newest[:, None]).squeeze(1)
-        stepwise[rows, place] = chosen.masked_fill(newest == 0, 0.0)
-        if place == 2:  # rows that change places go on as if nothing had happened
+        newest = response[rows, position]
+        log_probs = logits.log_softmax(dim=-1).gather(1, newest[:, None]).squeeze(1)
+        stepwise[rows, position] = log_probs.masked_fill(newest == 0, 0.0)
+        if position == 2:  # reordering the rows has no effect on the results
             order = torch.arange(len(response)).flip(0)
             state, rows, newest = variant.select(state, order), rows[order], newest[order]
     assert torch.allclose(stepwise, variant.log_likelihood(batch), atol=1e-4)
@@ -229,17 +234,19 @@ def check_steps_equal_all_at_once(variant, batch):
 
 @torch.no_grad()
 def check_likelihood_term(variant, batch):
-    """Perplexity may be read off the loss term that is said to be the likelihood."""
+    """The declared likelihood term equals the mean negative log-likelihood."""
     variant.eval()
     terms = {
-        name: term for _, _, terms in stage_losses(variant, batch) for name, term in terms.items()
+        name: term
+        for _, _, terms in compute_stage_losses(variant, batch)
+        for name, term in terms.items()
     }
     if variant.likelihood_term is not None:
         expected = -variant.log_likelihood(batch).sum() / batch.tokens
         assert torch.allclose(terms[variant.likelihood_term], expected, rtol=1e-5)
 
 
-def check_answers_are_text(model: Model, batch):
+def check_answers_have_no_special_tokens(model: Model, batch):
     model.variant.eval()
     for method in ("greedy", "beam", "topk", "nucleus"):
         answers = decode(model.variant, batch, Decoding(method=method, max_tokens=8))
@@ -249,21 +256,23 @@ def check_answers_are_text(model: Model, batch):
             assert "<" not in " ".join(model.vocabulary.tokens[token] for token in answer)
 
 
-def likelihood_stages(variant: Variant):
-    """The stages that learn from data alone: against critics nothing is learned by heart."""
+def select_likelihood_stages(variant: Variant):
+    """Return the stages without critics, in which samples can be memorised."""
     return [stage for stage in variant.stages() if FOLLOWED not in stage.streams]
 
 
-def train(
-    variant: Variant, batches, *, steps: int, rate: float = 3e-3, enough: float = 0.0
+def train_on_batches(
+    variant: Variant, batches, *, steps: int, rate: float = 3e-3, target: float = 0.0
 ) -> dict[str, float]:
-    """A plain loop that follows the stages; `batches` are taken in turn. The last losses. A stage
-    is over when all that it learns is below `enough`."""
-    last: dict[str, float] = {}
+    """Train a variant in a plain loop over its stages, with the batches in turn.
+
+    Returns the last losses. A stage ends when all terms that it minimises are below the target.
+    """
+    last_losses: dict[str, float] = {}
     variant.train()
-    for stage in likelihood_stages(variant):
+    for stage in select_likelihood_stages(variant):
         optimizers = {
-            player: torch.optim.AdamW(parameters_of(variant, parts), lr=rate, weight_decay=0.01)
+            player: torch.optim.AdamW(list_parameters(variant, parts), lr=rate, weight_decay=0.01)
             for player, parts in stage.players.items()
         }
         for step in range(steps):
@@ -272,28 +281,30 @@ def train(
                 optimizer = optimizers[update.player]
                 with trainable_only(variant, stage.players[update.player]):
                     batch = batches[step % len(batches)]
-                    losses = getattr(variant, update.losses)(streams(stage, batch), progress)
+                    losses = getattr(variant, update.losses)(
+                        repeat_for_streams(stage, batch), progress
+                    )
                     optimizer.zero_grad()
                     total_loss(update, losses).backward()
                     nn.utils.clip_grad_norm_(
-                        parameters_of(variant, stage.players[update.player]), 1.0
+                        list_parameters(variant, stage.players[update.player]), 1.0
                     )
                     optimizer.step()
-                last.update({name: float(term.detach()) for name, term in losses.items()})
-            if all(last[name] < enough for name in learned(stage)):
+                last_losses |= {name: float(term.detach()) for name, term in losses.items()}
+            if all(last_losses[name] < target for name in minimised_terms(stage)):
                 break
-    return last
+    return last_losses
 
 
-def learned(stage: Stage) -> set[str]:
-    """The terms that are to become small; a divergence is the price of knowing something."""
+def minimised_terms(stage: Stage) -> set[str]:
+    """Return the loss terms that become small in training: all but KL divergences."""
     names = {name for update in stage.updates for name in update.weights}
     return {name for name in names if not name.startswith("divergence")}
 
 
-def check_learns_by_heart(variant, batch, *, steps=250):
-    few = rows_of(batch, range(6))
-    losses = train(variant, [few], steps=steps, enough=0.3)
-    for stage in likelihood_stages(variant):
-        for name in learned(stage):
+def check_samples_are_memorised(variant, batch, *, steps=250):
+    few = select_rows(batch, range(6))
+    losses = train_on_batches(variant, [few], steps=steps, target=0.3)
+    for stage in select_likelihood_stages(variant):
+        for name in minimised_terms(stage):
             assert losses[name] < 0.3, f"{name} is still {losses[name]:.2f}"

@@ -43,17 +43,17 @@ def seq2seq(tmp_path, monkeypatch):
 def test_the_documented_system_keeps_the_contract(seq2seq, build, batch, tmp_path):
     for name in seq2seq:
         model = build(name)
-        contract.check_terms_are_tensors_that_learn(model.variant, batch)
-        contract.check_no_module_is_built_in_a_forward(model.variant, batch)
-        contract.check_each_player_moves_itself_and_nobody_else(model.variant, batch)
-        contract.check_parts_add_up(model.variant, batch)
-        contract.check_saved_is_loaded(model, batch, tmp_path / name)
-        contract.check_truth_is_not_used(model.variant, batch)
-        contract.check_a_batch_gives_what_its_samples_give(model.variant, batch)
-        contract.check_steps_equal_all_at_once(model.variant, batch)
+        contract.check_loss_terms_have_gradients(model.variant, batch)
+        contract.check_losses_build_no_modules(model.variant, batch)
+        contract.check_updates_change_only_their_player(model.variant, batch)
+        contract.check_losses_of_ranks_average_to_the_whole(model.variant, batch)
+        contract.check_saved_model_is_restored(model, batch, tmp_path / name)
+        contract.check_true_labels_are_not_used(model.variant, batch)
+        contract.check_outputs_do_not_depend_on_the_batch(model.variant, batch)
+        contract.check_stepwise_decoding_gives_the_likelihood(model.variant, batch)
         contract.check_likelihood_term(model.variant, batch)
-        contract.check_answers_are_text(model, batch)
-        contract.check_learns_by_heart(build(name).variant, batch)
+        contract.check_answers_have_no_special_tokens(model, batch)
+        contract.check_samples_are_memorised(build(name).variant, batch)
 
 
 @pytest.mark.usefixtures("seq2seq")

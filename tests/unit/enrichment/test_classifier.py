@@ -158,7 +158,7 @@ def taught(build, columns):
     """A classifier that has learned a little, or no temperature would suit it."""
     model = build("emotion-classifier")
     batches = list(itertools.islice(Stream(columns, size=64).epoch(), 60))
-    contract.train(model.variant, batches, steps=60)
+    contract.train_on_batches(model.variant, batches, steps=60)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Each check of the contract notices the fault it is there for."""
+"""Each check of the contract detects a variant with the fault that it checks for."""
 
 import dataclasses
 import itertools
@@ -15,122 +15,125 @@ from attune.platform.training import settings
 from tests import contract
 
 
-class NumberForALoss(MultiTransformer):
+class LossIsANumber(MultiTransformer):
     def losses(self, batches, progress):
         losses = super().losses(batches, progress)
         return {**losses, "emotion": losses["emotion"].item()}
 
 
-class DetachedLoss(MultiTransformer):
+class LossIsDetached(MultiTransformer):
     def losses(self, batches, progress):
         losses = super().losses(batches, progress)
         return {**losses, "emotion": losses["emotion"].detach()}
 
 
-class BuildsAsItGoes(MultiTransformer):
-    def encode_context(self, words):
-        return nn.Linear(self.config.width, self.config.width)(super().encode_context(words))
+class BuildsModulesInForward(MultiTransformer):
+    def encode_context(self, embedded):
+        return nn.Linear(self.config.width, self.config.width)(super().encode_context(embedded))
 
 
-class UnusedPart(MultiTransformer):
+class HasUnusedModule(MultiTransformer):
     def __init__(self, config, data_info):
         super().__init__(config, data_info)
-        self.idle = nn.Linear(2, 2)
+        self.unused = nn.Linear(2, 2)
 
 
-class ForgottenPart(UnusedPart):
+class HasUntrainedModule(HasUnusedModule):
     def stages(self):
         [stage] = super().stages()
-        parts = tuple(part for part in stage.players["model"] if part != "idle")
+        parts = tuple(part for part in stage.players["model"] if part != "unused")
         return [type(stage)(**{**vars(stage), "players": {"model": parts}})]
 
 
-class LocalMean(MultiTransformer):
-    def compute_nll(self, batch, hidden, words):
-        return super().compute_nll(batch, hidden, words) * batch.tokens / words.response_mask.sum()
+class DividesByOwnTokens(MultiTransformer):
+    def compute_nll(self, batch, decoded, embedded):
+        nll = super().compute_nll(batch, decoded, embedded)
+        return nll * batch.tokens / embedded.response_mask.sum()
 
 
-class KeepsSomethingApart(MultiTransformer):
+class HasUnsavedAttribute(MultiTransformer):
     scales = itertools.count(1)
 
     def __init__(self, config, data_info):
         super().__init__(config, data_info)
-        # Neither weight nor setting: lost when saved.
-        self.hidden_scale = next(KeepsSomethingApart.scales)
+        # Neither a weight nor a setting, so it is not saved.
+        self.hidden_scale = next(HasUnsavedAttribute.scales)
 
-    def encode_context(self, words):
-        return super().encode_context(words) * self.hidden_scale
+    def encode_context(self, embedded):
+        return super().encode_context(embedded) * self.hidden_scale
 
 
-class ReadsTheTrueEmotion(MultiTransformer):
+class ReadsTrueEmotion(MultiTransformer):
     def embed(self, batch):
-        words = super().embed(batch)
-        context = words.context + batch["emotion"][:, None, None] * 0.01
-        return dataclasses.replace(words, context=context)
+        embedded = super().embed(batch)
+        context = embedded.context + batch["emotion"][:, None, None] * 0.01
+        return dataclasses.replace(embedded, context=context)
 
 
-class SeesPadding(MultiTransformer):
-    def encode_context(self, words):
-        return self.encoder(words.context, torch.ones_like(words.attention_mask))
+class AttendsToPadding(MultiTransformer):
+    def encode_context(self, embedded):
+        return self.encoder(embedded.context, torch.ones_like(embedded.attention_mask))
 
 
-class WrongPositions(Transformer):
+class RepeatsFirstPosition(Transformer):
     def next_logits(self, tokens, state):
         return super().next_logits(tokens, {**state, "length": 0})
 
 
-class CarelessSelect(Transformer):
+class DoesNotSelectPast(Transformer):
     def select(self, state, rows):
         return {**super().select(state, rows), "past": state["past"]}
 
 
-class SmoothsItsLikelihood(Transformer):
-    def compute_nll(self, batch, hidden, words):
-        return 0.9 * super().compute_nll(batch, hidden, words) + 0.1
+class SmoothsLikelihoodTerm(Transformer):
+    def compute_nll(self, batch, decoded, embedded):
+        return 0.9 * super().compute_nll(batch, decoded, embedded) + 0.1
 
 
-class CannotLearn(MultiTransformer):
+class HasConstantLosses(MultiTransformer):
     def losses(self, batches, progress):
         return {name: term * 0 + 1 for name, term in super().losses(batches, progress).items()}
 
 
 @pytest.fixture
-def faulty(vocabulary, monkeypatch):
-    def make(variant):
+def build_faulty(vocabulary, monkeypatch):
+    def build(variant):
         monkeypatch.setattr("attune.models.VARIANTS", {"faulty": f"{__name__}:{variant.__name__}"})
         monkeypatch.setattr("attune.platform.core.settings.VARIANTS", {"faulty": "here"})
         config = settings.configure("faulty", "tiny")[0]
         return build_model("faulty", config, vocabulary, EMOTIONS)
 
-    return make
+    return build
 
 
 @pytest.mark.parametrize(
     ("variant", "check"),
     [
-        (NumberForALoss, contract.check_terms_are_tensors_that_learn),
-        (DetachedLoss, contract.check_terms_are_tensors_that_learn),
-        (BuildsAsItGoes, contract.check_no_module_is_built_in_a_forward),
-        (UnusedPart, contract.check_each_player_moves_itself_and_nobody_else),
-        (ForgottenPart, contract.check_each_player_moves_itself_and_nobody_else),
-        (LocalMean, contract.check_parts_add_up),
-        (ReadsTheTrueEmotion, contract.check_truth_is_not_used),
-        (SeesPadding, contract.check_a_batch_gives_what_its_samples_give),
-        (WrongPositions, contract.check_steps_equal_all_at_once),
-        (CarelessSelect, contract.check_steps_equal_all_at_once),
-        (SmoothsItsLikelihood, contract.check_likelihood_term),
+        (LossIsANumber, contract.check_loss_terms_have_gradients),
+        (LossIsDetached, contract.check_loss_terms_have_gradients),
+        (BuildsModulesInForward, contract.check_losses_build_no_modules),
+        (HasUnusedModule, contract.check_updates_change_only_their_player),
+        (HasUntrainedModule, contract.check_updates_change_only_their_player),
+        (DividesByOwnTokens, contract.check_losses_of_ranks_average_to_the_whole),
+        (ReadsTrueEmotion, contract.check_true_labels_are_not_used),
+        (AttendsToPadding, contract.check_outputs_do_not_depend_on_the_batch),
+        (RepeatsFirstPosition, contract.check_stepwise_decoding_gives_the_likelihood),
+        (DoesNotSelectPast, contract.check_stepwise_decoding_gives_the_likelihood),
+        (SmoothsLikelihoodTerm, contract.check_likelihood_term),
     ],
 )
-def test_faults_are_noticed(faulty, batch, variant, check):
+def test_faults_are_detected(build_faulty, batch, variant, check):
     with pytest.raises(AssertionError):
-        check(faulty(variant).variant, batch)
+        check(build_faulty(variant).variant, batch)
 
 
-def test_what_is_not_saved_is_noticed(faulty, batch, tmp_path):
+def test_unsaved_attributes_are_detected(build_faulty, batch, tmp_path):
     with pytest.raises(AssertionError):
-        contract.check_saved_is_loaded(faulty(KeepsSomethingApart), batch, tmp_path)
+        contract.check_saved_model_is_restored(build_faulty(HasUnsavedAttribute), batch, tmp_path)
 
 
-def test_what_cannot_learn_is_noticed(faulty, batch):
+def test_losses_that_do_not_decrease_are_detected(build_faulty, batch):
     with pytest.raises(AssertionError, match="is still"):
-        contract.check_learns_by_heart(faulty(CannotLearn).variant, batch, steps=3)
+        contract.check_samples_are_memorised(
+            build_faulty(HasConstantLosses).variant, batch, steps=3
+        )

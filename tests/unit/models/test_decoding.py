@@ -7,7 +7,7 @@ import torch
 
 from attune.models.base import Batch
 from attune.models.decoding import Decoding, decode, sample_categorical, stream
-from tests.contract import rows_of, train
+from tests.contract import select_rows, train_on_batches
 
 METHODS = [
     Decoding(),
@@ -23,7 +23,7 @@ METHODS = [
 def model(build, batch):
     """A little training, so that answers end and differ."""
     model = build("multi-trs")
-    train(model.variant, [batch], steps=60)
+    train_on_batches(model.variant, [batch], steps=60)
     model.variant.eval()
     return model
 
@@ -32,7 +32,7 @@ def slow_greedy(variant, batch, max_tokens):
     """One sample at a time, no cache, the whole prefix again at each step."""
     answers = []
     for row in range(len(batch)):
-        one = rows_of(batch, [row])
+        one = select_rows(batch, [row])
         answer: list[int] = []
         while len(answer) < max_tokens:
             logits, state = None, variant.encode(one)
@@ -67,13 +67,15 @@ def test_one_beam_is_greedy(model, batch):
 @pytest.mark.parametrize("decoding", METHODS)
 def test_a_batch_gives_what_its_samples_give_alone(model, batch, decoding):
     together = decode(model.variant, batch, decoding)
-    alone = [decode(model.variant, rows_of(batch, [row]), decoding)[0] for row in range(len(batch))]
+    alone = [
+        decode(model.variant, select_rows(batch, [row]), decoding)[0] for row in range(len(batch))
+    ]
     assert together == alone
 
 
 @pytest.mark.parametrize("decoding", METHODS)
 def test_streaming_gives_the_same(model, batch, decoding):
-    one = rows_of(batch, [4])
+    one = select_rows(batch, [4])
     assert list(stream(model.variant, one, decoding)) == decode(model.variant, one, decoding)[0]
 
 
@@ -81,7 +83,7 @@ def test_streaming_gives_the_same(model, batch, decoding):
 def log_probability(variant, batch, row, answer):
     end = variant.data_info.specials["<eos>"]
     response = torch.tensor([[*answer, end]])
-    one = rows_of(batch, [row])
+    one = select_rows(batch, [row])
     scored = Batch(tensors={**one.tensors, "response": response}, samples=1, tokens=len(answer) + 1)
     return float(variant.log_likelihood(scored).sum())
 
@@ -116,7 +118,7 @@ def test_enough_beams_find_the_very_best(build, batch):
         full = log_probability(variant, batch, row, answer)
         if len(answer) < 2:
             return full
-        one = rows_of(batch, [row])
+        one = select_rows(batch, [row])
         state = variant.encode(one)
         logits, _ = variant.next_logits(torch.tensor([answer[-1]]), state)
         end = variant.data_info.specials["<eos>"]

@@ -13,7 +13,7 @@ from attune.models.layers import WordEmbedding
 from attune.models.output_layer import OutputLayer
 from attune.platform.core.errors import UsageError
 from attune.platform.training import settings
-from tests.contract import EARLY, rows_of
+from tests.contract import EARLY, select_rows
 
 
 def all_streams(batch):
@@ -67,7 +67,7 @@ def test_responses_are_the_targets(build, batch):
 
 @torch.no_grad()
 def test_exact_expectation_is_the_sum_over_states(build, batch):
-    few = rows_of(batch, range(3))
+    few = select_rows(batch, range(3))
     variant = build("dual-emp", expectation="exact", word_dropout=0.0).variant.train()
     context, response = variant._embed_texts(
         variant._context_text(few), variant._response_text(few)
@@ -92,7 +92,7 @@ def test_exact_expectation_is_the_sum_over_states(build, batch):
 
 def test_exact_expectation_has_a_gradient_by_the_posterior(build, batch):
     """Its gradient is that of the sum over states written out."""
-    few = rows_of(batch, range(3))
+    few = select_rows(batch, range(3))
     variant = build("dual-emp", expectation="exact", word_dropout=0.0).variant.train()
     context, response = variant._embed_texts(
         variant._context_text(few), variant._response_text(few)
@@ -112,7 +112,7 @@ def test_exact_expectation_has_a_gradient_by_the_posterior(build, batch):
 @pytest.mark.parametrize("expectation", ["gumbel", "mean", "exact"])
 def test_the_likelihood_has_a_gradient_by_the_posterior(build, batch, expectation):
     variant = build("dual-emp", expectation=expectation).variant
-    losses = variant.losses(all_streams(rows_of(batch, range(4))), EARLY)
+    losses = variant.losses(all_streams(select_rows(batch, range(4))), EARLY)
     for term, direction in (
         ("nll", variant.forward_model),
         ("nll_by_response", variant.backward_model),

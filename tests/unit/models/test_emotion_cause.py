@@ -22,7 +22,7 @@ from attune.platform.training import settings, setup
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.updates import total_loss, trainable_only
 from attune.platform.training.validation import compute_validation_metrics
-from tests.contract import outputs
+from tests.contract import compute_outputs
 
 SOFT, HARD = "emotion-cause-soft", "emotion-cause-hard"
 NAMES = sorted(name for name in all_variants() if name.startswith("emotion-cause"))
@@ -153,7 +153,9 @@ def test_the_generator_gets_the_predicted_emotion(build, batch):
 def test_cause_labels_are_not_used_in_evaluation(build, batch, name):
     variant = build(name).variant.eval()
     other = replace_tensors(batch, context_causes=1 - batch["context_causes"])
-    for one, two in zip(outputs(variant, batch), outputs(variant, other), strict=True):
+    for one, two in zip(
+        compute_outputs(variant, batch), compute_outputs(variant, other), strict=True
+    ):
         assert one.equal(two)
 
 

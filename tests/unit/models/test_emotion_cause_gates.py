@@ -8,7 +8,7 @@ from attune.models.emotion_cause import GatedAttention, GatedDecoderLayer, sampl
 from attune.models.layers import LayerShape
 from attune.platform.core.errors import UsageError
 from attune.platform.training import settings
-from tests.contract import check_steps_equal_all_at_once
+from tests.contract import check_stepwise_decoding_gives_the_likelihood
 
 SHAPE = LayerShape(width=12, num_heads=2, key_depth=8, filter_width=16)
 SOFT, HARD = "emotion-cause-soft", "emotion-cause-hard"
@@ -181,4 +181,4 @@ def test_gated_layers(build, batch, gated_layers, expected):
     variant = build(SOFT, num_layers=3, gated_layers=gated_layers).variant
     layers = enumerate(variant.decoder.layers)
     assert [number for number, at in layers if isinstance(at, GatedDecoderLayer)] == expected
-    check_steps_equal_all_at_once(variant, batch)
+    check_stepwise_decoding_gives_the_likelihood(variant, batch)

@@ -14,7 +14,7 @@ from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.training import settings
 from attune.platform.training.updates import total_loss, trainable_only
-from tests.contract import parameters_of, rows_of
+from tests.contract import list_parameters, select_rows
 
 LEXICON = Lexicon(words=frozenset({"job", "excited"}))
 
@@ -91,7 +91,7 @@ def test_the_critics_change_the_update(build, batch):
     for weight in (1.0, 0.0):
         variant = build("empdg", adversarial_weight=weight).variant
         update = stages_of(variant)["adversarial"].updates[1]
-        parameters = parameters_of(variant, generator_parts(variant))
+        parameters = list_parameters(variant, generator_parts(variant))
         optimizer = torch.optim.SGD(parameters, lr=0.1)
         with trainable_only(variant, generator_parts(variant)):
             torch.manual_seed(0)
@@ -279,7 +279,7 @@ def test_explanations(build, batch):
     variant = build("empdg").variant.eval()
     explanations = variant.explain(batch)
     for row, explanation in enumerate(explanations):
-        alone = variant.explain(rows_of(batch, [row]))[0]
+        alone = variant.explain(select_rows(batch, [row]))[0]
         num_words = int((batch["context"][row] != 0).sum()) - 1
         num_emotion_words = int((batch["emotion_words"][row] != 0).sum()) - 1
         num_answer_words = int((batch["response"][row] != 0).sum()) - 1

@@ -7,7 +7,7 @@ import torch
 
 from attune.models import VARIANTS
 from attune.platform.training import settings
-from tests.contract import stage_losses
+from tests.contract import compute_stage_losses
 
 PER_TOKEN = {
     "dual-vae": {"nll", "auto_encoding", "divergence"},
@@ -32,7 +32,7 @@ def test_terms_of_one_bound_share_a_divisor(name, build, batch):
         scaled = dataclasses.replace(batch, **divisors)
         return {
             term: value.item()
-            for _, _, losses in stage_losses(variant, scaled)
+            for _, _, losses in compute_stage_losses(variant, scaled)
             for term, value in losses.items()
         }
 

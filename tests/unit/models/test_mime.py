@@ -10,7 +10,7 @@ from attune.models.latents import gaussian_kl
 from attune.platform.core.errors import UsageError
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.training import settings
-from tests.contract import rows_of
+from tests.contract import select_rows
 
 
 def logits_of(variant, batch, controls=None):
@@ -136,7 +136,7 @@ def test_samples_of_the_latent(build, batch):
     assert torch.equal(sampled, logits_of(variant, batch, {**on, "seed": "0"}))
     assert not torch.allclose(sampled, logits_of(variant, batch, {**on, "seed": "1"}), atol=1e-4)
     for row in (0, 7):  # a sample's own noise, whatever batch it comes in
-        alone = logits_of(variant, rows_of(batch, [row]), on)
+        alone = logits_of(variant, select_rows(batch, [row]), on)
         assert torch.allclose(alone[0], sampled[row], atol=1e-4)
     frozen = build("mime-no-stochasticity").variant.eval()
     assert torch.equal(logits_of(frozen, batch), logits_of(frozen, batch, on))

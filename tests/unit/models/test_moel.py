@@ -8,7 +8,7 @@ import torch
 from attune.models.base import PAIRED, Progress
 from attune.models.layers import DecoderLayer
 from attune.models.moel import Routing
-from tests.contract import rows_of
+from tests.contract import select_rows
 
 AT_THE_END = Progress(fraction=1.0)
 
@@ -94,7 +94,7 @@ def test_listeners_with_weight_0_change_nothing(variant, batch):
 
 def test_only_active_listeners_get_a_gradient(build, batch):
     variant = build("moel", top_k=1, true_emotion_share=0.0).variant.train()
-    few = rows_of(batch, [0, 1, 2])
+    few = select_rows(batch, [0, 1, 2])
     terms = variant.losses({PAIRED: few}, AT_THE_END)
     terms["nll"].backward()
     with torch.no_grad():

@@ -22,7 +22,7 @@ from attune.platform.evaluation.evaluate import score
 from attune.platform.training import settings
 from attune.platform.training.schedules import rate
 from attune.platform.training.updates import total_loss, trainable_only
-from tests.contract import likelihood_stages, parameters_of
+from tests.contract import list_parameters, select_likelihood_stages
 
 CHANCE = 1 / len(EMOTIONS)
 
@@ -36,7 +36,7 @@ def taught(variant, stage, columns, training, *, seed=0):
     """Train a stage of one player as its settings say."""
     [update] = stage.updates
     parts = stage.players[update.player]
-    parameters = parameters_of(variant, parts)
+    parameters = list_parameters(variant, parts)
     optimizer = torch.optim.AdamW(parameters, weight_decay=training.weight_decay)
     stream = Stream(columns, size=training.batch_size, seed=seed)
     steps = training.max_epochs * len(stream.plan(0))
@@ -107,7 +107,7 @@ def test_multi_trs_beats_a_bag_of_words(
 def test_the_other_systems_learn(name, build, columns, valid_columns, vocabulary):
     variant = build(name).variant
     _, training = settings.configure(name, "tiny", {"max_epochs": 2, "learning_rate": 3e-3})
-    for stage in likelihood_stages(variant):
+    for stage in select_likelihood_stages(variant):
         taught(variant, stage, columns, training)
     perplexity, known = judged(variant, valid_columns)
     unigram = unigram_perplexity(columns, valid_columns, len(vocabulary))
