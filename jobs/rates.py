@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.evaluation.figures import StageSchedule, draw_schedules
 from attune.platform.training import data, setup
 from attune.platform.training.loop import Training
@@ -17,11 +16,12 @@ from attune.platform.training.schedules import dropout_factor, rate
 def main(
     variants: Annotated[list[str], typer.Argument(metavar="VARIANT", help="Variants to show.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")],
-    source: Annotated[str, typer.Option("--data", metavar="bundled|DIR")] = "bundled",
-    preset: str = "compact",
+    source: Annotated[
+        str, typer.Option("--data", metavar="bundled|DIR", help="Data that the runs would use.")
+    ] = "bundled",
+    preset: Annotated[str, typer.Option(metavar="tiny|small|compact|paper")] = "compact",
 ) -> None:
     """Draw the learning rate and the factor of dropout at each step of a whole run."""
-    keep_freed_memory()
     folder = Path(source).absolute() if source != "bundled" else source
     with tempfile.TemporaryDirectory() as home:
         os.environ["ATTUNE_HOME"] = home
