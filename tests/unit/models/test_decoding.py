@@ -1,4 +1,4 @@
-"""Decoding: batched and cached, and still exactly what one slow sample at a time would give."""
+"""Decoding: batched, cached decoding equals decoding each sample without cache."""
 
 import itertools
 
@@ -21,15 +21,15 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def model(build, batch):
-    """A little training, so that answers end and differ."""
+    """A briefly trained model, whose answers end and differ."""
     model = build("multi-trs")
     train_on_batches(model.variant, [batch], steps=60)
     model.variant.eval()
     return model
 
 
-def slow_greedy(variant, batch, max_tokens):
-    """One sample at a time, no cache, the whole prefix again at each step."""
+def decode_greedily_without_cache(variant, batch, max_tokens):
+    """Decode one sample at a time, computing the whole prefix again at each step."""
     answers = []
     for row in range(len(batch)):
         one = select_rows(batch, [row])
@@ -50,8 +50,8 @@ def slow_greedy(variant, batch, max_tokens):
 
 
 @torch.no_grad()
-def test_greedy_equals_one_by_one_without_cache(model, batch):
-    expected = slow_greedy(model.variant, batch, 12)
+def test_greedy_decoding_equals_decoding_without_cache(model, batch):
+    expected = decode_greedily_without_cache(model.variant, batch, 12)
     assert decode(model.variant, batch, Decoding(max_tokens=12)) == expected
     assert len({tuple(answer) for answer in expected}) > 3
     assert len({len(answer) for answer in expected}) > 1
@@ -65,22 +65,22 @@ def test_one_beam_is_greedy(model, batch):
 
 
 @pytest.mark.parametrize("decoding", METHODS)
-def test_a_batch_gives_what_its_samples_give_alone(model, batch, decoding):
-    together = decode(model.variant, batch, decoding)
-    alone = [
+def test_answers_do_not_depend_on_the_batch(model, batch, decoding):
+    batched = decode(model.variant, batch, decoding)
+    single = [
         decode(model.variant, select_rows(batch, [row]), decoding)[0] for row in range(len(batch))
     ]
-    assert together == alone
+    assert batched == single
 
 
 @pytest.mark.parametrize("decoding", METHODS)
-def test_streaming_gives_the_same(model, batch, decoding):
+def test_streaming_equals_decoding(model, batch, decoding):
     one = select_rows(batch, [4])
     assert list(stream(model.variant, one, decoding)) == decode(model.variant, one, decoding)[0]
 
 
 @torch.no_grad()
-def log_probability(variant, batch, row, answer):
+def compute_log_probability(variant, batch, row, answer):
     end = variant.data_info.specials["<eos>"]
     response = torch.tensor([[*answer, end]])
     one = select_rows(batch, [row])
@@ -88,12 +88,12 @@ def log_probability(variant, batch, row, answer):
     return float(variant.log_likelihood(scored).sum())
 
 
-def test_beams_find_likelier_answers(model, batch):
+def test_beam_search_increases_the_probability(model, batch):
     greedy = decode(model.variant, batch)
     beam = decode(model.variant, batch, Decoding(method="beam", beams=8, length_penalty=0.0))
     gains = [
-        log_probability(model.variant, batch, row, b)
-        - log_probability(model.variant, batch, row, g)
+        compute_log_probability(model.variant, batch, row, b)
+        - compute_log_probability(model.variant, batch, row, g)
         for row, (b, g) in enumerate(zip(beam, greedy, strict=True))
         if len(b) < 30 > len(g)
     ]
@@ -101,8 +101,8 @@ def test_beams_find_likelier_answers(model, batch):
     assert max(gains) > 0
 
 
-def test_enough_beams_find_the_very_best(build, batch):
-    """On a vocabulary of five words all answers of up to two words can be tried."""
+def test_many_beams_return_the_most_likely_answer(build, batch):
+    """With a vocabulary of five words, all answers of up to two words can be scored."""
     variant = build("dummy").variant
     words = list(range(20, 25))
     allowed = {*words, variant.data_info.specials["<eos>"]}
@@ -112,10 +112,10 @@ def test_enough_beams_find_the_very_best(build, batch):
                 variant.output.bias[number] = -100.0
     decoding = Decoding(method="beam", beams=36, max_tokens=2, length_penalty=0.0)
     answers = decode(variant, batch, decoding)
-    tried = [list(t) for n in range(3) for t in itertools.product(words, repeat=n)]
+    candidates = [list(t) for n in range(3) for t in itertools.product(words, repeat=n)]
 
-    def cut_off(row, answer):  # the search may stop at two words without <eos>
-        full = log_probability(variant, batch, row, answer)
+    def score(row, answer):  # the search may stop at two words without <eos>
+        full = compute_log_probability(variant, batch, row, answer)
         if len(answer) < 2:
             return full
         one = select_rows(batch, [row])
@@ -125,7 +125,7 @@ def test_enough_beams_find_the_very_best(build, batch):
         return full - logits.detach().log_softmax(-1)[0, end].item()
 
     for row in range(3):
-        best = max(tried, key=lambda answer, row=row: cut_off(row, answer))
+        best = max(candidates, key=lambda answer, row=row: score(row, answer))
         assert answers[row] == best
 
 
@@ -137,12 +137,12 @@ def test_blocked_ngrams_do_not_repeat(model, batch):
             assert len(set(pairs)) == len(pairs)
 
 
-def test_sampling_is_by_seed(model, batch):
-    def sampled(**options):
+def test_samples_are_determined_by_the_seed(model, batch):
+    def sample(**options):
         return decode(model.variant, batch, Decoding(method="nucleus", temperature=2.0, **options))
 
-    assert sampled(seed=1) == sampled(seed=1)
-    assert sampled(seed=1) != sampled(seed=2)
+    assert sample(seed=1) == sample(seed=1)
+    assert sample(seed=1) != sample(seed=2)
     greedy = decode(model.variant, batch)
     assert decode(model.variant, batch, Decoding(method="topk", top_k=1)) == greedy
     assert decode(model.variant, batch, Decoding(method="nucleus", top_p=1e-9)) == greedy

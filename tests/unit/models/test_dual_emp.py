@@ -1,4 +1,4 @@
-"""Dual-Emp and DualVAE: the consensus, both directions, unpaired texts, and the weighted loss."""
+"""Dual-Emp and DualVAE: the consensus, both directions, unpaired text, and the weighted loss."""
 
 import dataclasses
 import math
@@ -16,12 +16,12 @@ from attune.platform.training import settings
 from tests.contract import EARLY, select_rows
 
 
-def all_streams(batch):
+def repeat_for_all_streams(batch):
     return dict.fromkeys((PAIRED, CONTEXTS, RESPONSES), batch)
 
 
-def only(batch, *names):
-    """A batch as an unpaired stream has it: without the columns of the counterpart."""
+def select_unpaired_columns(batch, *names):
+    """Return a batch of an unpaired stream, which lacks the columns of the counterpart."""
     kept = {name: batch[name] for name in ("index", "emotion", *names)}
     return dataclasses.replace(batch, tensors=kept)
 
@@ -90,8 +90,8 @@ def test_exact_expectation_is_the_sum_over_states(build, batch):
     assert float(total) == pytest.approx(expected, rel=1e-4)
 
 
-def test_exact_expectation_has_a_gradient_by_the_posterior(build, batch):
-    """Its gradient is that of the sum over states written out."""
+def test_exact_expectation_has_a_gradient_with_respect_to_the_posterior(build, batch):
+    """It is the gradient of the sum over all states."""
     few = select_rows(batch, range(3))
     variant = build("dual-emp", expectation="exact", word_dropout=0.0).variant.train()
     context, response = variant._embed_texts(
@@ -110,9 +110,9 @@ def test_exact_expectation_has_a_gradient_by_the_posterior(build, batch):
 
 
 @pytest.mark.parametrize("expectation", ["gumbel", "mean", "exact"])
-def test_the_likelihood_has_a_gradient_by_the_posterior(build, batch, expectation):
+def test_the_likelihood_has_a_gradient_with_respect_to_the_posterior(build, batch, expectation):
     variant = build("dual-emp", expectation=expectation).variant
-    losses = variant.losses(all_streams(select_rows(batch, range(4))), EARLY)
+    losses = variant.losses(repeat_for_all_streams(select_rows(batch, range(4))), EARLY)
     for term, direction in (
         ("nll", variant.forward_model),
         ("nll_by_response", variant.backward_model),
@@ -132,12 +132,12 @@ def test_a_sampled_state_is_one_state(build):
     assert bool((nearest.min(dim=1).values < 1e-3).all())
     counts = torch.bincount(nearest.argmin(dim=1), minlength=32) / 2000
     assert counts[:3].tolist() == pytest.approx([0.7, 0.2, 0.1], abs=0.04)
-    likeliest = variant.eval()._sample_consensus(posterior[:1]).embeddings
-    assert torch.allclose(likeliest, variant.states.weight[:1])
+    most_likely = variant.eval()._sample_consensus(posterior[:1]).embeddings
+    assert torch.allclose(most_likely, variant.states.weight[:1])
 
 
 def test_kl_of_certain_and_uniform_posteriors(build, batch):
-    """log K for a posterior of one state, 0 for a uniform one."""
+    """It is log K for a posterior with a single state and 0 for a uniform posterior."""
     variant = build("dual-emp").variant.eval()
     encoded = variant._encode_text(
         variant.forward_model, variant._embed_texts(variant._context_text(batch))[0]
@@ -153,12 +153,12 @@ def test_kl_of_certain_and_uniform_posteriors(build, batch):
         assert kl == pytest.approx(expected, abs=1e-3)
 
 
-def test_unpaired_texts_need_no_counterpart(build, batch):
+def test_unpaired_text_needs_no_counterpart(build, batch):
     variant = build("dual-emp").variant.train()
     batches = {
         PAIRED: batch,
-        CONTEXTS: only(batch, "context", "context_roles"),
-        RESPONSES: only(batch, "response"),
+        CONTEXTS: select_unpaired_columns(batch, "context", "context_roles"),
+        RESPONSES: select_unpaired_columns(batch, "response"),
     }
     losses = variant.losses(batches, EARLY)
     assert set(variant.loss_weights()) == set(losses)
@@ -175,18 +175,18 @@ def test_unpaired_texts_need_no_counterpart(build, batch):
     ("stream", "sampler", "reconstructor"),
     [(CONTEXTS, "forward_model", "backward_model"), (RESPONSES, "backward_model", "forward_model")],
 )
-def test_which_direction_learns_from_an_unpaired_text(build, batch, stream, sampler, reconstructor):
-    """The sampler learns from its reward, the other direction from the reconstruction."""
+def test_unpaired_text_trains_both_directions(build, batch, stream, sampler, reconstructor):
+    """The sampler is trained by the reward, the other direction by the reconstruction."""
     variant = build("dual-emp", tied=False).variant.train()
     losses = variant._unpaired_losses(batch, stream, EARLY)
-    for term, learns, rests in (
+    for term, trained, untrained in (
         ("policy", sampler, reconstructor),
         ("reconstruction", reconstructor, sampler),
     ):
         variant.zero_grad()
         losses[f"{term}_{stream}"].backward(retain_graph=True)
-        assert getattr(variant, learns).decoder.norm.weight.grad.any(), term
-        assert getattr(variant, rests).decoder.norm.weight.grad is None, term
+        assert getattr(variant, trained).decoder.norm.weight.grad.any(), term
+        assert getattr(variant, untrained).decoder.norm.weight.grad is None, term
 
 
 @pytest.mark.parametrize("stream", [CONTEXTS, RESPONSES])
@@ -221,9 +221,9 @@ def test_the_baseline_is_the_mean_reward_of_the_others(build):
 
 
 def test_a_baseline_reduces_the_variance_of_the_policy_gradient(build, batch):
-    """The same expectation, less variance: over draws the gradient scatters less."""
+    """The gradient varies less over random draws."""
 
-    def scatter(baseline):
+    def gradient_variance(baseline):
         variant = build("dual-emp", reward_baseline=baseline).variant.train()
         grads = []
         for seed in range(12):
@@ -234,7 +234,7 @@ def test_a_baseline_reduces_the_variance_of_the_policy_gradient(build, batch):
         return torch.stack(grads).var(dim=0).sum()
 
     torch.manual_seed(0)
-    assert scatter("batch") < 0.5 * scatter("none")
+    assert gradient_variance("batch") < 0.5 * gradient_variance("none")
 
 
 def test_generated_texts_end(build, batch):
@@ -250,8 +250,8 @@ def test_generated_texts_end(build, batch):
     tokens = variant._generate(variant.forward_model, encoded, z, 50, greedy=False)
     real = tokens != 0
     assert tokens.shape[1] <= 50
-    assert not bool(real.all()), "some end before others"
-    assert bool((real.long().diff(dim=1) <= 0).all()), "padding only behind the words"
+    assert not bool(real.all()), "some texts end before others"
+    assert bool((real.long().diff(dim=1) <= 0).all()), "padding is at the end"
     assert bool((tokens[real] >= len(variant.data_info.specials)).all()), "words only"
 
 
@@ -263,7 +263,7 @@ def test_explanations(build, batch):
     assert build("sing-emp-paired").variant.eval().explain(batch)[0].imagined_tokens is None
 
 
-def test_ablations_remove_their_terms(build):
+def test_ablations_have_fewer_terms(build):
     def weights(name):
         return set(build(name).variant.loss_weights())
 
@@ -272,7 +272,7 @@ def test_ablations_remove_their_terms(build):
     assert not hasattr(build("sing-emp-paired").variant, "backward_model")
 
 
-def test_the_vaes_second_decoder_sees_the_response_alone(build, batch):
+def test_the_second_decoder_of_the_vae_reads_the_response_only(build, batch):
     variant = build("dual-vae").variant.eval()
     one = variant.losses({PAIRED: batch}, EARLY)
     other = {**batch.tensors, "context": batch["context"].flip(0)}

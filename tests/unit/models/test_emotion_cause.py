@@ -40,7 +40,7 @@ def replace_tensors(batch, **tensors):
     return dataclasses.replace(batch, tensors={**batch.tensors, **tensors})
 
 
-def test_the_names_are_those_of_the_paper():
+def test_variants_and_ablations_are_those_of_the_paper():
     ablations = ("-lexicon", "-no-emotion", "-no-multitask")
     expected = {SOFT, HARD, "emotion-cause-no-cause"}
     expected |= {name + ablation for name in (SOFT, HARD) for ablation in ablations}
@@ -52,31 +52,31 @@ def test_words_and_their_separators_have_cause_labels(test_samples, vocabulary):
     columns = encode(test_samples, vocabulary, layout=layout, causes=True)
     separator = vocabulary.numbers["<sep>"]
     for row in range(0, test_samples.height, 97):
-        marks = columns["context_causes"].pad([row])[0].tolist()
+        labels = columns["context_causes"].pad([row])[0].tolist()
         context = columns["context"].pad([row])[0].tolist()
         turns = columns["context_turns"].pad([row])[0].tolist()
         causes = test_samples["context_causes"][row].to_list()
-        assert marks[0] == 1
-        assert marks[1:] == [int(causes[turn - 1]) for turn in turns[1:]]
+        assert labels[0] == 1
+        assert labels[1:] == [int(causes[turn - 1]) for turn in turns[1:]]
         assert context.count(separator) == len(causes)
         assert context[-1] == separator
     assert {0, 1} == set(np.unique(columns["context_causes"].values))
 
 
 def test_utterances_without_annotation_are_unknown(test_samples, vocabulary):
-    marked = pl.int_range(pl.len()) > 0
-    some = test_samples.head(3).with_columns(pl.when(marked).then("context_causes"))
+    is_labelled = pl.int_range(pl.len()) > 0
+    some = test_samples.head(3).with_columns(pl.when(is_labelled).then("context_causes"))
     columns = encode(some, vocabulary, layout=Layout(max_context=4), causes=True)
-    marks = columns["context_causes"]
-    assert marks.lengths.tolist() == columns["context"].lengths.tolist()
-    assert set(marks.pad([0])[0, 1:].tolist()) == {-1}
-    assert -1 not in marks.pad([1, 2])[:, 1:]
+    labels = columns["context_causes"]
+    assert labels.lengths.tolist() == columns["context"].lengths.tolist()
+    assert set(labels.pad([0])[0, 1:].tolist()) == {-1}
+    assert -1 not in labels.pad([1, 2])[:, 1:]
     assert "context_causes" not in encode(some, vocabulary)
 
 
 @torch.no_grad()
 def test_the_reasoner_has_no_positions(build, batch):
-    """One layer, one head; words in another order are the same words (appendix A)."""
+    """It has one layer and one head, and is invariant to the order of words (appendix A)."""
     variant = build(SOFT, preset="paper", width=32, key_depth=64).variant.eval()
     assert len(variant.reasoner.encoder.layers) == 1
     assert variant.reasoner.encoder.layers[0].attention.num_heads == 1
@@ -90,30 +90,30 @@ def test_the_reasoner_has_no_positions(build, batch):
     assert variant.reasoner.embedding.table.weight is not variant.embedding.table.weight
 
 
-def test_the_reasoners_loss(build, batch):
-    """Eq. 3-4 word by word: `<cls>`, padding and unknown marks do not count."""
+def test_the_loss_of_the_reasoner(build, batch):
+    """Eq. 3-4 word by word, without `<cls>`, padding and words without a label."""
     variant = build(SOFT).variant.eval()
-    marks = batch["context_causes"].clone()
-    marks[0, 1:4] = -1
-    marks[1, 1:] = -1
-    marked = replace_tensors(batch, context_causes=marks)
-    terms = variant.reasoner_losses({PAIRED: marked}, Progress())
+    labels = batch["context_causes"].clone()
+    labels[0, 1:4] = -1
+    labels[1, 1:] = -1
+    relabelled = replace_tensors(batch, context_causes=labels)
+    terms = variant.reasoner_losses({PAIRED: relabelled}, Progress())
     output = variant.reasoner(batch["context"], batch["context_roles"])
     causes, emotions = output.cause_logits.log_softmax(-1), output.emotion_logits.log_softmax(-1)
-    cause = emotion = right = 0.0
+    cause = emotion = correct = 0.0
     for row in range(len(batch)):
         emotion -= emotions[row, batch["emotion"][row]].item() / len(batch)
         known = [
-            (causes[row, place, mark].item(), causes[row, place].argmax().item() == mark)
-            for place, mark in enumerate(marks[row].tolist())
-            if place > 0 and mark >= 0 and batch["context"][row, place] != 0
+            (causes[row, position, label].item(), causes[row, position].argmax().item() == label)
+            for position, label in enumerate(labels[row].tolist())
+            if position > 0 and label >= 0 and batch["context"][row, position] != 0
         ]
         if known:
             cause -= sum(value for value, _ in known) / len(known) / len(batch)
-            right += sum(is_right for _, is_right in known) / len(known) / len(batch)
+            correct += sum(is_correct for _, is_correct in known) / len(known) / len(batch)
     assert terms["cause"].item() == pytest.approx(cause, rel=1e-4)
     assert terms["emotion"].item() == pytest.approx(emotion, rel=1e-4)
-    assert terms["cause_accuracy"].item() == pytest.approx(right, rel=1e-4)
+    assert terms["cause_accuracy"].item() == pytest.approx(correct, rel=1e-4)
 
 
 def test_joint_loss_is_the_sum_of_all_terms(build, batch):
@@ -129,7 +129,7 @@ def test_joint_loss_is_the_sum_of_all_terms(build, batch):
 
 @torch.no_grad()
 def test_the_generator_gets_the_predicted_emotion(build, batch):
-    """At every position of encoder and decoder, in training too."""
+    """It is added at each position of encoder and decoder, also in training."""
     variant = build(SOFT, dropout=0.0).variant.train()
     predicted = variant.predict(batch)["emotion"].argmax(dim=-1)
     before = variant.embed(batch)
@@ -177,12 +177,12 @@ def test_without_multitask_the_reasoner_is_frozen(build, batch, name):
 
 
 @pytest.mark.parametrize("name", [SOFT, HARD])
-def test_without_emotion_the_generator_gets_none(build, batch, name):
+def test_without_emotion_the_generator_has_no_emotion_embedding(build, batch, name):
     variant = build(f"{name}-no-emotion").variant.eval()
     whole = {n for n, _ in build(name).variant.named_parameters()}
     assert whole - {n for n, _ in variant.named_parameters()} == {"emotion_embedding.weight"}
     assert not variant.embed(batch).emotion.any()
-    assert "emotion" in variant.loss_weights(), "it is still predicted"
+    assert "emotion" in variant.loss_weights(), "the reasoner still predicts it"
 
 
 def test_without_cause_there_are_no_gates_and_no_cause_labels(build, batch):
@@ -191,29 +191,29 @@ def test_without_cause_there_are_no_gates_and_no_cause_labels(build, batch):
     assert not any("gated" in name or "cause" in name for name in names)
     assert variant.embed(batch).gates is None
     assert set(variant.loss_weights()) == {"nll", "emotion"}
-    blind = {name: t for name, t in batch.tensors.items() if name != "context_causes"}
-    unmarked = Batch(tensors=blind, samples=batch.samples, tokens=batch.tokens)
-    assert set(joint_losses(variant, unmarked)) == {"nll", "emotion"}
-    assert variant.explain(unmarked)[0].by_word is None
+    tensors = {name: t for name, t in batch.tensors.items() if name != "context_causes"}
+    unlabelled = Batch(tensors=tensors, samples=batch.samples, tokens=batch.tokens)
+    assert set(joint_losses(variant, unlabelled)) == {"nll", "emotion"}
+    assert variant.explain(unlabelled)[0].by_word is None
 
 
 @pytest.mark.parametrize("name", [SOFT, HARD])
 def test_with_a_lexicon_intense_words_are_labelled(build, batch, vocabulary, name):
     model = build(f"{name}-lexicon", lexicon_threshold=0.9)
     variant = model.variant
-    blind = {n: t for n, t in batch.tensors.items() if n != "context_causes"}
-    unmarked = Batch(tensors=blind, samples=batch.samples, tokens=batch.tokens)
-    marks = variant._cause_labels(unmarked)
+    tensors = {n: t for n, t in batch.tensors.items() if n != "context_causes"}
+    unlabelled = Batch(tensors=tensors, samples=batch.samples, tokens=batch.tokens)
+    labels = variant._cause_labels(unlabelled)
     values = bundled.lexicon().valence_arousal
-    for tokens, row in zip(batch["context"].tolist(), marks.tolist(), strict=True):
-        for token, mark in zip(tokens, row, strict=True):
+    for tokens, row in zip(batch["context"].tolist(), labels.tolist(), strict=True):
+        for token, label in zip(tokens, row, strict=True):
             word = vocabulary.tokens[token]
             valence, arousal = values.get(word, (0.5, 0.0))
             expected = int(abs(valence - 0.5) + arousal > 0.9) if token else -1
-            assert mark == expected, word
-    assert (marks == 1).any()
-    assert torch.isfinite(joint_losses(variant, unmarked)["cause"])
-    assert variant.explain(unmarked)[0].by_word.keys() == {"lexicon", "gate"}
+            assert label == expected, word
+    assert (labels == 1).any()
+    assert torch.isfinite(joint_losses(variant, unlabelled)["cause"])
+    assert variant.explain(unlabelled)[0].by_word.keys() == {"lexicon", "gate"}
 
 
 def test_requirements_follow_the_settings(build, test_samples):
@@ -228,12 +228,12 @@ def test_requirements_follow_the_settings(build, test_samples):
         columns = model.columns(few)
         assert ("context_causes" in columns) == reads
         assert (model.variant.data_info.intensity is not None) == intensity
-        assert "emotion_words" not in columns, "nobody reads them: no tagger need run"
+        assert "emotion_words" not in columns, "they are not read, so no tagger is needed"
         separator = model.vocabulary.numbers["<sep>"]
         assert (columns["context"].pad(np.arange(4)) == separator).any()
 
 
-def test_the_papers_sizes(build):
+def test_the_sizes_of_the_paper(build):
     config, training = settings.configure(HARD, "paper")
     assert (config.width, config.num_layers, config.num_heads) == (300, 6, 8)
     assert config.key_depth == 8 * 64
@@ -246,8 +246,8 @@ def test_the_papers_sizes(build):
 
 
 @pytest.mark.parametrize("name", [SOFT, HARD])
-def test_explanations_are_of_the_words_that_are_shown(build, tmp_path, name):
-    """`<cls>` and `<sep>` are no words; `<unk>` is one."""
+def test_explanations_have_values_for_words_only(build, tmp_path, name):
+    """`<cls>` and `<sep>` are not words; `<unk>` is."""
     save_model(build(name), tmp_path)
     responder = Responder(tmp_path)
     turns = ["My dog ran away.", "Oh no!", "He is zzyzx old."]
@@ -272,7 +272,7 @@ def test_explanations_are_of_the_words_that_are_shown(build, tmp_path, name):
 
 
 def select_context(batch, row):
-    """One row of a batch without responses."""
+    """Return one row of a batch without responses."""
     length = int((batch["context"][row] != 0).sum())
     parts = {
         name: tensor[[row]][:, :length] if tensor.dim() > 1 else tensor[[row]]
@@ -281,7 +281,7 @@ def select_context(batch, row):
     return Batch(tensors=parts, samples=1.0, tokens=1.0)
 
 
-def unmarked_source(folder):
+def write_unlabelled_dialogues(folder):
     roles = ("speaker", "listener")
     lines = [
         {
@@ -299,28 +299,28 @@ def unmarked_source(folder):
 
 
 @pytest.fixture
-def unmarked(tmp_path, monkeypatch):
+def unlabelled(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
-    prepare(str(unmarked_source(tmp_path)), tmp_path / "data", form="dialogues")
+    prepare(str(write_unlabelled_dialogues(tmp_path)), tmp_path / "data", form="dialogues")
     return tmp_path / "data"
 
 
-def test_data_without_cause_labels_are_refused_before_the_run(unmarked, tmp_path):
+def test_data_without_cause_labels_are_rejected_before_the_run(unlabelled, tmp_path):
     for name in (SOFT, HARD, f"{SOFT}-no-multitask", f"{HARD}-no-emotion"):
-        with pytest.raises(DataError, match=f"attune annotate cause RUN --data {unmarked}"):
-            setup.new_run(name, data=str(unmarked), preset="tiny")
+        with pytest.raises(DataError, match=f"attune annotate cause RUN --data {unlabelled}"):
+            setup.new_run(name, data=str(unlabelled), preset="tiny")
     assert not (tmp_path / "home" / "runs").exists()
-    run = setup.new_run("emotion-cause-no-cause", data=str(unmarked), preset="tiny")
+    run = setup.new_run("emotion-cause-no-cause", data=str(unlabelled), preset="tiny")
     assert run.folder.is_dir()
 
 
-def test_a_run_keeps_valence_and_arousal(unmarked, tmp_path):
+def test_a_run_stores_valence_and_arousal(unlabelled, tmp_path):
     name = f"{SOFT}-lexicon"
-    run = setup.new_run(name, data=str(unmarked), preset="tiny")
+    run = setup.new_run(name, data=str(unlabelled), preset="tiny")
     assert "valence_arousal=FILE" in run.notice
     (tmp_path / "vad.txt").write_text("text\t0.9\t0.8\t0.1\nhere\t0.5\t0.1\t0.1\n")
     overrides = {"valence_arousal": str(tmp_path / "vad.txt")}
-    run = setup.new_run(name, data=str(unmarked), preset="tiny", overrides=overrides)
+    run = setup.new_run(name, data=str(unlabelled), preset="tiny", overrides=overrides)
     assert not run.notice
     model = setup.build_run_model(run)
     numbers = model.vocabulary.numbers
@@ -333,10 +333,10 @@ def test_a_run_keeps_valence_and_arousal(unmarked, tmp_path):
     (tmp_path / "words.txt").write_text("text\n")
     overrides = {"lexicon": str(tmp_path / "words.txt")}
     with pytest.raises(UsageError, match="no valence and arousal"):
-        setup.new_run(name, data=str(unmarked), preset="tiny", overrides=overrides)
+        setup.new_run(name, data=str(unlabelled), preset="tiny", overrides=overrides)
 
 
-def test_intensity_counts_low_and_high_valence():
+def test_intensity_of_low_and_high_valence():
     lexicon = Lexicon(
         words=frozenset(), valence_arousal={"joy": (0.9, 0.6), "grief": (0.1, 0.6), "mud": (0.5, 0)}
     )
@@ -344,8 +344,8 @@ def test_intensity_counts_low_and_high_valence():
     assert values == pytest.approx([1.0, 1.0, 0.0, 0.0])
 
 
-def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
-    """After a few steps it marks valid better than the commoner label would."""
+def test_the_reasoner_generalises_to_new_causes(build, prepared):
+    """After a few steps its accuracy on valid exceeds that of the more frequent label."""
     model = build(SOFT)
     variant = model.variant
     train, valid = (model.columns(read_samples(prepared, s).head(600)) for s in ("train", "valid"))
@@ -366,9 +366,9 @@ def test_the_reasoner_learns_causes_it_has_not_seen(build, prepared):
             total_loss(stage.updates[0], terms).backward()
             optimizer.step()
     metrics = compute_validation_metrics(variant, stage, valid, ProcessGroup())
-    marks = valid["context_causes"].values
-    commoner = max((marks == 0).mean(), (marks == 1).mean())
-    assert metrics["valid_cause_accuracy"] > commoner + 0.05
+    labels = valid["context_causes"].values
+    most_frequent = max((labels == 0).mean(), (labels == 1).mean())
+    assert metrics["valid_cause_accuracy"] > most_frequent + 0.05
 
 
 def test_perplexity_is_reported_from_the_first_stage_that_trains_the_decoder(build, prepared):

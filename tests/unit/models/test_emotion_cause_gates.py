@@ -19,7 +19,7 @@ def joint_losses(variant, batch, **progress):
 
 
 def bias_reasoner(variant, towards):
-    """Make the reasoner label every word as the cause, or none."""
+    """Make the reasoner label all words as the cause, or none."""
     with torch.no_grad():
         variant.reasoner.cause_head.weight.zero_()
         variant.reasoner.cause_head.bias.copy_(torch.tensor([-towards, towards]))
@@ -61,7 +61,7 @@ def test_a_weight_rounded_to_0_gives_finite_results():
 
 @torch.no_grad()
 def test_gated_attention_follows_the_cross_attention():
-    """Its queries are the output of the cross-attention."""
+    """Its queries are computed from the output of the cross-attention."""
     torch.manual_seed(0)
     layer = GatedDecoderLayer(SHAPE).eval()
     hidden, source = torch.randn(2, 3, 12), torch.randn(2, 5, 12)
@@ -98,8 +98,8 @@ def test_soft_gates_are_probabilities_and_hard_ones_labels(build, batch):
 
 
 @torch.no_grad()
-def test_closed_gates_leave_cls(build, batch):
-    """Without any cause nothing is divided by 0, and words with closed gates have no effect."""
+def test_without_causes_only_cls_is_attended_to(build, batch):
+    """The result is finite, and words with closed gates have no effect."""
     variant = bias_reasoner(build(HARD).variant.eval(), -20.0)
     values = variant.log_likelihood(batch)
     assert torch.isfinite(values).all()
@@ -143,7 +143,7 @@ def test_the_response_loss_reaches_the_reasoner_through_the_gates(build, batch, 
 
 
 def test_a_closed_gate_gets_a_gradient(build, batch):
-    """Added to the logits as a logarithm, a gate of 0 would get no finite gradient."""
+    """The logarithm of a gate of 0, added to the logits, would have no finite gradient."""
     variant = build(HARD).variant.train()
     embedded = variant.embed(batch)
     closed = torch.zeros_like(embedded.gates).requires_grad_()

@@ -1,4 +1,4 @@
-"""EmpDG: emotion words, the two contexts, and the critics' gradient in the generator."""
+"""EmpDG: emotion words, both encoders, and the gradient from the critics to the generator."""
 
 import dataclasses
 
@@ -19,19 +19,19 @@ from tests.contract import list_parameters, select_rows
 LEXICON = Lexicon(words=frozenset({"job", "excited"}))
 
 
-def stages_of(variant):
+def stages_by_name(variant):
     return {stage.name: stage for stage in variant.stages()}
 
 
-def adversarial(variant, batch):
+def adversarial_losses(variant, batch):
     return variant.adversarial_losses({FOLLOWED: batch}, Progress())
 
 
 def generator_parts(variant):
-    return stages_of(variant)["adversarial"].players["generator"]
+    return stages_by_name(variant)["adversarial"].players["generator"]
 
 
-def test_emotion_words_are_the_lexicons_and_adjectives_in_order():
+def test_emotion_words_are_lexicon_words_and_adjectives_in_order():
     texts = ["i am so excited , what a wonderful job !", "the table is there .", None]
     emotion_words = EmotionWords(LEXICON).find(pl.Series(texts))
     assert emotion_words.to_list() == ["excited wonderful job", "", None]
@@ -46,14 +46,14 @@ def test_emotion_words_follow_lab(test_samples, encode_samples, vocabulary):
         assert tokens[emotion_words[0]] == "<lab>"
         words = [tokens[n] for n in emotion_words[1:]]
         remaining = iter(context)
-        assert all(word in remaining for word in words), "in the order of the text"
+        assert all(word in remaining for word in words), "they are in the order of the text"
     replies = columns["next_turn"].lengths > 0
     assert ((columns["next_turn_emotion_words"].lengths > 0) == replies).all()
     assert (columns["response_emotion_words"].lengths >= 1).all()
     assert (columns["emotion_words"].lengths > 1).mean() > 0.5
 
 
-def test_only_answered_samples_are_followed(test_columns):
+def test_followed_samples_have_a_next_turn(test_columns):
     answered = with_next_turn(test_columns)
     count = int((test_columns["next_turn"].lengths > 0).sum())
     assert 0 < len(answered["index"]) == count < len(test_columns["index"])
@@ -64,10 +64,10 @@ def test_only_answered_samples_are_followed(test_columns):
 
 
 def test_the_generator_gets_a_gradient_from_the_critics(build, batch):
-    """In the public code the critics' loss is a plain number, without a gradient."""
+    """In the public code the adversarial loss is a Python number, without a gradient."""
     variant = build("empdg").variant
     with trainable_only(variant, generator_parts(variant)):
-        adversarial(variant, batch)["adversarial"].backward()
+        adversarial_losses(variant, batch)["adversarial"].backward()
     for part in ("decoder", "output", "encoder", "emotional_encoder", "signal"):
         grads = [p.grad for p in getattr(variant, part).parameters() if p.grad is not None]
         assert any(grad.abs().sum() > 0 for grad in grads), part
@@ -81,28 +81,28 @@ def test_each_critic_gives_a_gradient(build, batch):
             critic.score_head.weight.data.fill_(0.0 if name == silenced else 0.5)
         variant.zero_grad()
         torch.manual_seed(0)
-        adversarial(variant, batch)["adversarial"].backward()
+        adversarial_losses(variant, batch)["adversarial"].backward()
         assert variant.output.bias.grad.abs().sum() > 0, silenced
 
 
-def test_the_critics_change_the_update(build, batch):
+def test_the_adversarial_loss_changes_the_update(build, batch):
     """One step of the generator, with and without the adversarial loss."""
     weights = {}
     for weight in (1.0, 0.0):
         variant = build("empdg", adversarial_weight=weight).variant
-        update = stages_of(variant)["adversarial"].updates[1]
+        update = stages_by_name(variant)["adversarial"].updates[1]
         parameters = list_parameters(variant, generator_parts(variant))
         optimizer = torch.optim.SGD(parameters, lr=0.1)
         with trainable_only(variant, generator_parts(variant)):
             torch.manual_seed(0)
-            total_loss(update, adversarial(variant, batch)).backward()
+            total_loss(update, adversarial_losses(variant, batch)).backward()
             optimizer.step()
         weights[weight] = variant.decoder.layers[0].feed_forward[0].weight.detach().clone()
     assert not torch.equal(weights[1.0], weights[0.0])
 
 
 def test_sampled_words_have_straight_through_gradients(build):
-    """Forward gives the sampled word's vector, backward the gradient of the softmax."""
+    """The value is the vector of the sampled word, the gradient that of the softmax."""
     variant = build("empdg", gumbel_temperature=0.5).variant.eval()
     hidden = torch.randn(5, variant.config.width, requires_grad=True)
     tokens, vectors = variant._sample_words(hidden)
@@ -129,10 +129,10 @@ def test_words_are_sampled_with_their_probabilities(build):
 
 
 def test_critics_learn_to_separate_gold_from_generated(build, batch):
-    """With a large penalty weight their gradient norm stays near 1."""
+    """With a large penalty weight, their gradient norms stay close to 1."""
     torch.manual_seed(0)
     variant = build("empdg", penalty_weight=100.0).variant.train()
-    update = stages_of(variant)["critics"].updates[0]
+    update = stages_by_name(variant)["critics"].updates[0]
     optimizer = torch.optim.Adam(variant.critics.parameters(), lr=3e-3)
     history = []
     for _ in range(60):
@@ -151,8 +151,8 @@ def test_critics_learn_to_separate_gold_from_generated(build, batch):
     )  # a gradient norm of 1.55 at most
 
 
-def test_the_gradient_norm_is_that_of_the_interpolation():
-    """Compared with finite differences, one state at a time."""
+def test_the_gradient_norm_at_the_interpolation():
+    """It equals the norm of finite differences."""
     torch.manual_seed(0)
     critic = Critic(6, 8).double().eval()
     gold, generated, reply = (
@@ -184,7 +184,7 @@ def test_the_gradient_norm_is_that_of_the_interpolation():
 
 
 def test_the_normalised_score_does_not_depend_on_the_scale_of_a_critic():
-    """However large its gradient norm, its score counts as if the norm were 1."""
+    """A gradient norm above 1 is normalised to 1."""
     critic = Critic(6, 8).double().train()
     reply = EmbeddedUtterance(
         vectors=torch.randn(2, 3, 6).double(), mask=torch.ones(2, 3, dtype=torch.bool)
@@ -193,16 +193,16 @@ def test_the_normalised_score_does_not_depend_on_the_scale_of_a_critic():
     vectors = torch.randn(2, 4, 6).double().requires_grad_()
     response = EmbeddedUtterance(vectors=vectors, mask=torch.ones(2, 4, dtype=torch.bool))
 
-    def score_scaled_by(factor):
+    def scale_and_score(factor):
         with torch.no_grad():
             critic.score_head.weight.mul_(factor)
         score = critic.normalised_score(response, condition)
         return score.detach(), torch.autograd.grad(score.sum(), vectors)[0]
 
     assert torch.equal(
-        score_scaled_by(1e-3)[0], critic(response, condition)
+        scale_and_score(1e-3)[0], critic(response, condition)
     )  # a gradient norm below 1
-    (score, gradient), (larger_score, larger_gradient) = score_scaled_by(1e6), score_scaled_by(10.0)
+    (score, gradient), (larger_score, larger_gradient) = scale_and_score(1e6), scale_and_score(10.0)
     assert torch.allclose(score, larger_score)
     assert torch.allclose(gradient, larger_gradient)
 
@@ -234,7 +234,7 @@ def test_the_emotional_critic_reads_emotion_words_only(build):
 
 
 @torch.no_grad()
-def test_both_contexts_are_used(build, batch):
+def test_context_and_emotion_words_are_used(build, batch):
     variant = build("empdg").variant.eval()
     for name in ("context", "emotion_words"):
         flipped = dataclasses.replace(batch, tensors={**batch.tensors, name: batch[name].flip(0)})
@@ -246,7 +246,7 @@ def test_both_contexts_are_used(build, batch):
         assert not torch.equal(one, other), name
 
 
-def test_ablations_leave_out_what_they_say(build, batch):
+def test_ablations_lack_their_modules(build, batch):
     whole = dict(build("empdg").variant.named_parameters())
     no_critics = build("empdg-no-discriminators").variant
     assert [stage.name for stage in no_critics.stages()] == ["generator"]
@@ -265,10 +265,10 @@ def test_ablations_leave_out_what_they_say(build, batch):
     assert torch.equal(one, two)
 
 
-def test_steps_of_the_game(build):
-    stage = stages_of(build("empdg", critic_steps=2, generator_steps=3).variant)["adversarial"]
+def test_updates_of_the_adversarial_stage(build):
+    stage = stages_by_name(build("empdg", critic_steps=2, generator_steps=3).variant)["adversarial"]
     assert [(u.player, u.repeat) for u in stage.updates] == [("critics", 2), ("generator", 3)]
-    assert stages_of(build("empdg").variant)["adversarial"].updates[1].repeat == 5
+    assert stages_by_name(build("empdg").variant)["adversarial"].updates[1].repeat == 5
     for overrides in ({"critic_steps": "0"}, {"gumbel_temperature": "0"}):
         with pytest.raises(UsageError, match="expected"):
             settings.configure("empdg", "tiny", overrides)
@@ -298,8 +298,10 @@ def test_explanations(build, batch):
     assert all(e.scores is None for e in variant.explain(unanswered))
 
 
-def test_likelihood_is_learned_from_all_and_the_rest_from_answered(build):
-    streams = {name: stage.streams for name, stage in stages_of(build("empdg").variant).items()}
+def test_only_the_likelihood_stage_uses_all_samples(build):
+    streams = {
+        name: stage.streams for name, stage in stages_by_name(build("empdg").variant).items()
+    }
     expected = {"generator": (PAIRED,), "critics": (FOLLOWED,), "adversarial": (FOLLOWED,)}
     assert streams == expected
     [first, *_] = build("empdg", all_samples=False).variant.stages()

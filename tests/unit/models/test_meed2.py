@@ -29,7 +29,7 @@ def tokenizer():
     return Subwords.learn(TEXTS * 3, 300)
 
 
-def test_subwords_give_back_the_words_of_any_text(tokenizer):
+def test_subwords_decode_to_the_words_of_any_text(tokenizer):
     words, foreign = "i lost my wallet .", "日本 keys !"
     numbers = tokenizer.encode(pl.Series([words, None, "", foreign])).to_list()
     assert [" ".join(tokenizer.decode(each)) for each in numbers] == [words, "", "", foreign]
@@ -45,7 +45,7 @@ def test_subwords_give_back_the_words_of_any_text(tokenizer):
     assert tokenizer.count_words(np.array(numbers[3])) == 3
 
 
-def test_subwords_are_saved_and_read(tokenizer, tmp_path):
+def test_saved_subwords_are_restored(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "vocabulary.txt")
     loaded = subwords.load(tmp_path / "vocabulary.txt")
     texts = pl.Series(TEXTS)
@@ -54,7 +54,7 @@ def test_subwords_are_saved_and_read(tokenizer, tmp_path):
     assert Subwords.learn(TEXTS * 3, 300).tokens == tokenizer.tokens
 
 
-def test_tokenizers_that_cannot_be_used(tmp_path, tiny_encoder):
+def test_unusable_tokenizers_are_rejected(tmp_path, tiny_encoder):
     with pytest.raises(UsageError, match="vocabulary_size: expected at least 265"):
         Subwords.learn(TEXTS, 100)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -76,7 +76,7 @@ def test_a_run_learns_subwords_of_its_corpus(prepared, tmp_path, monkeypatch):
     assert (columns["context_labels"].lengths == columns["context"].lengths).all()
 
 
-def test_data_without_labels_are_refused(prepared, tmp_path, monkeypatch):
+def test_data_without_labels_are_rejected(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     unlabelled = tmp_path / "data"
     unlabelled.mkdir()
@@ -91,7 +91,7 @@ def test_data_without_labels_are_refused(prepared, tmp_path, monkeypatch):
     setup.new_run("meed2-no-emotion", data=str(unlabelled), preset="tiny")
 
 
-def test_the_decoder_gets_the_true_label_in_training_and_the_predicted_one_later(build, batch):
+def test_the_decoder_gets_the_true_label_in_training_only(build, batch):
     variant = build("meed2", dropout=0.0).variant
     other = {**batch.tensors, "response_label": (batch["response_label"] + 1) % len(LABELS)}
     changed = type(batch)(tensors=other, samples=batch.samples, tokens=batch.tokens)
@@ -106,7 +106,7 @@ def test_the_decoder_gets_the_true_label_in_training_and_the_predicted_one_later
 
 
 @torch.no_grad()
-def test_perplexity_may_be_that_of_the_true_label(build, batch):
+def test_oracle_likelihood_uses_the_true_label(build, batch):
     variant = build("meed2").variant.eval()
     assert not torch.equal(variant.oracle_log_likelihood(batch), variant.log_likelihood(batch))
     predicted = variant.predict(batch)["response_label"].argmax(dim=-1)
@@ -118,7 +118,7 @@ def test_perplexity_may_be_that_of_the_true_label(build, batch):
 
 
 @torch.no_grad()
-def test_a_requested_label_reaches_every_word(build, batch):
+def test_a_requested_label_affects_every_token(build, batch):
     variant = build("meed2").variant.eval()
     start_token = torch.full((len(batch),), variant.data_info.specials["<sos>"])
 
@@ -163,12 +163,12 @@ def test_the_predictor_is_evaluated(build, test_samples, test_columns, vocabular
     }  # fmt: skip
 
 
-def test_predictor_and_dialogue_learn_apart_or_together(build):
-    apart, together = build("meed2").variant.stages(), build("meed2-joint").variant.stages()
-    assert [stage.name for stage in apart] == ["predictor", "dialogue"]
-    assert apart[0].players == {"predictor": ("predictor",)}
-    assert "predictor" not in apart[1].players["model"]
-    assert [stage.updates[0].weights for stage in together] == [{"nll": 1.0, "label": 1.0}]
+def test_stages_of_separate_and_joint_training(build):
+    separate, joint = build("meed2").variant.stages(), build("meed2-joint").variant.stages()
+    assert [stage.name for stage in separate] == ["predictor", "dialogue"]
+    assert separate[0].players == {"predictor": ("predictor",)}
+    assert "predictor" not in separate[1].players["model"]
+    assert [stage.updates[0].weights for stage in joint] == [{"nll": 1.0, "label": 1.0}]
     assert len(build("meed2-no-emotion").variant.stages()) == 1
     slower = build("meed2", predictor_rate=0.5).variant.stages()
     assert [stage.rate for stage in slower] == [0.5, 1.0]
@@ -198,7 +198,7 @@ def test_contexts_are_labelled_by_the_labeller_saved_with_the_model(
 
 
 def test_notices_of_lexicon_and_labeller_are_both_kept(prepared, tmp_path, monkeypatch):
-    """No variant needs both so far, so one that reads labels is made to read emotion words too."""
+    """No variant needs both, so one that reads labels is patched to read emotion words as well."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(setup, "requires_lexicon", lambda _: True)
     shutil.copytree(prepared, tmp_path / "data")

@@ -13,13 +13,13 @@ from attune.platform.training import settings
 from tests.contract import select_rows
 
 
-def logits_of(variant, batch, controls=None):
+def compute_first_logits(variant, batch, controls=None):
     start = torch.full((len(batch),), variant.data_info.specials["<sos>"])
     with torch.no_grad():
         return variant.next_logits(start, variant.encode(batch, controls))[0]
 
 
-def test_the_groups_of_table_1():
+def test_groups_are_those_of_table_1():
     assert sorted(name for names in mime.TABLE_1.values() for name in names) == sorted(EMOTIONS)
     config = settings.configure("mime")[0]
     groups = mime.group_emotions(config, EMOTIONS)
@@ -48,7 +48,7 @@ def test_invalid_settings_are_rejected(overrides, message):
 
 @torch.no_grad()
 def test_negative_elbo(build, batch):
-    """The true emotion's likelihood counts in its own group, the KL divergence in both."""
+    """The group of the true emotion has a likelihood term, both groups have a KL divergence."""
     variant = build("mime").variant.eval()
     context = variant.encode_context(variant.embed(batch))[:, 0]
     posterior = variant.posterior_emotions(context, batch["emotion"], Progress())
@@ -70,21 +70,24 @@ def test_negative_elbo(build, batch):
 
 
 def test_the_predicted_polarity_decides_which_emotion_mimics(build, batch):
-    """With mimicry the polarity counts, without it does not."""
-    for name, counts in (("mime", True), ("mime-no-mimicry", False)):
+    """Without mimicry the polarity has no effect."""
+    for name, has_effect in (("mime", True), ("mime-no-mimicry", False)):
         high, low = (
             build(name, positive_threshold=threshold).variant.eval() for threshold in (0.999, 0.001)
         )
-        assert torch.allclose(logits_of(high, batch), logits_of(low, batch)) is not counts
+        assert (
+            torch.allclose(compute_first_logits(high, batch), compute_first_logits(low, batch))
+            is not has_effect
+        )
 
 
 @torch.no_grad()
-def test_the_likeliest_emotion_decides_by_default(build):
+def test_the_most_likely_emotion_determines_the_polarity(build):
     variant = build("mime").variant
     logits = torch.randn(200, 32)
-    likeliest = torch.isin(logits.argmax(dim=1), torch.tensor(variant.groups["positive"]))
-    assert torch.equal(variant._predict_polarity(logits), likeliest)
-    assert 20 < likeliest.sum() < 180
+    expected = torch.isin(logits.argmax(dim=1), torch.tensor(variant.groups["positive"]))
+    assert torch.equal(variant._predict_polarity(logits), expected)
+    assert 20 < expected.sum() < 180
 
 
 @pytest.mark.parametrize("is_positive", [True, False])
@@ -128,20 +131,27 @@ def test_fusing_packed_tokens_equals_equations_18_to_27(build, batch, gate, is_p
         assert torch.allclose(actual, plain, atol=1e-3)
 
 
-def test_samples_of_the_latent(build, batch):
+def test_samples_of_the_latent_variable(build, batch):
     variant = build("mime").variant.eval()
     on = {"stochasticity": "on"}
-    calm, sampled = logits_of(variant, batch), logits_of(variant, batch, on)
-    assert not torch.allclose(calm, sampled, atol=1e-4)
-    assert torch.equal(sampled, logits_of(variant, batch, {**on, "seed": "0"}))
-    assert not torch.allclose(sampled, logits_of(variant, batch, {**on, "seed": "1"}), atol=1e-4)
-    for row in (0, 7):  # a sample's own noise, whatever batch it comes in
-        alone = logits_of(variant, select_rows(batch, [row]), on)
+    at_mean, sampled = (
+        compute_first_logits(variant, batch),
+        compute_first_logits(variant, batch, on),
+    )
+    assert not torch.allclose(at_mean, sampled, atol=1e-4)
+    assert torch.equal(sampled, compute_first_logits(variant, batch, {**on, "seed": "0"}))
+    assert not torch.allclose(
+        sampled, compute_first_logits(variant, batch, {**on, "seed": "1"}), atol=1e-4
+    )
+    for row in (0, 7):  # the noise of a sample does not depend on its batch
+        alone = compute_first_logits(variant, select_rows(batch, [row]), on)
         assert torch.allclose(alone[0], sampled[row], atol=1e-4)
-    frozen = build("mime-no-stochasticity").variant.eval()
-    assert torch.equal(logits_of(frozen, batch), logits_of(frozen, batch, on))
+    deterministic = build("mime-no-stochasticity").variant.eval()
+    assert torch.equal(
+        compute_first_logits(deterministic, batch), compute_first_logits(deterministic, batch, on)
+    )
     cold = build("mime", sampling_temperature=0.0).variant.eval()
-    assert torch.equal(logits_of(cold, batch), logits_of(cold, batch, on))
+    assert torch.equal(compute_first_logits(cold, batch), compute_first_logits(cold, batch, on))
     assert len(decode(variant, batch, controls=on)) == len(batch)
 
 
@@ -204,7 +214,7 @@ def test_kl_is_annealed_in_training_only(build, batch):
 
 
 def test_the_figure_of_embeddings(build):
-    """Every emotion has a point and a group, also in a model without groups."""
+    """Each emotion has a point and a group, also in a model without groups."""
     for name in ("mime", "mime-no-mimicry-no-grouping"):
         variant = build(name).variant
         figure = getattr(variant, variant.figures["embeddings"])()

@@ -1,4 +1,4 @@
-"""MoEL: listeners computed together equal each alone, and only those with a weight count."""
+"""MoEL: all listeners at once equal separate decoder layers; weights of 0 have no effect."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ def variant(build):
 
 
 def build_decoder_layer(listeners, number, config):
-    """Copy one listener's weights into a decoder layer."""
+    """Return a decoder layer with the weights of one listener."""
     layer = DecoderLayer(config.layer_shape)
     weights = {}
     depth = config.key_depth
@@ -44,12 +44,12 @@ def build_decoder_layer(listeners, number, config):
 
 
 @torch.no_grad()
-def test_listeners_together_equal_each_alone(variant, batch):
+def test_each_listener_equals_a_decoder_layer(variant, batch):
     for parameter in variant.listeners.parameters():  # norms and biases away from 1 and 0
         parameter.add_(0.1 * torch.randn_like(parameter))
     embedded = variant.embed(batch)
     hidden = variant.encode_context(embedded)
-    # In any order, some several times.
+    # Not sorted, and some repeated.
     listeners = torch.tensor([7, 3, 3, 31, 0, 7, 12, 3, 7, 30, 31, 7])
     routing = Routing.from_listeners(listeners, 32)
     source = variant.listeners.project_kv(hidden, routing)
@@ -68,8 +68,8 @@ def test_listeners_together_equal_each_alone(variant, batch):
 
 
 @torch.no_grad()
-def test_listeners_with_weight_0_change_nothing(variant, batch):
-    """Skipping them gives what computing all of them with weights of exactly 0 gives."""
+def test_listeners_with_weight_0_have_no_effect(variant, batch):
+    """Not computing them is equivalent to computing all with weights of exactly 0."""
     embedded = variant.embed(batch)
     hidden = variant.encode_context(embedded)
     weights = variant.listener_weights(variant.classifier(hidden[:, 0]))
