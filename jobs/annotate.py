@@ -20,9 +20,9 @@ app = typer.Typer(
 
 def _find_inputs(name: str, data: str, out: Path | None, suffix: str) -> "tuple[Run, Path, Path]":
     """Return the run, the folder of the data, and the folder to write."""
-    from attune.platform.data.prepare import find_data
+    from attune.platform.data.prepare import find_prepared_data
 
-    run, folder = options.find_trained_run(name), find_data(data)
+    run, folder = options.find_trained_run(name), find_prepared_data(data)
     return run, folder, out or folder.with_name(f"{folder.name}-{suffix}")
 
 

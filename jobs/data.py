@@ -99,7 +99,7 @@ def inspect_command(
 
     report = inspection.inspect(folder, samples=samples, seed=seed)
     screen = console(as_json)
-    _show_counts(screen, folder, dataset_folder.read_manifest(folder))
+    _show_counts(screen, folder, dataset_folder.read_dataset_manifest(folder))
     _show_emotions(screen, report["emotions"])
     _show_lengths(screen, report["lengths"])
     _show_vocabulary(screen, report["vocabulary"])

@@ -205,15 +205,16 @@ def _check_tracking_server(address: str) -> Check:
 
 
 def _check_data() -> list[Check]:
-    from attune.platform.data.dataset_folder import MANIFEST, read_manifest
+    from attune.platform.data.dataset_folder import MANIFEST, read_dataset_manifest
 
     folders = sorted(path.parent for path in (home() / "data").glob(f"*/{MANIFEST}"))
     if not folders:
         detail = "nothing prepared yet; the bundled corpus needs no preparation"
         return [Check(name="data", status="ok", detail=detail)]
+    splits = {folder.name: read_dataset_manifest(folder)["splits"] for folder in folders}
     counts = [
-        f"{folder.name} ({sum(s['samples'] for s in read_manifest(folder)['splits'].values()):,})"
-        for folder in folders
+        f"{name} ({sum(split['samples'] for split in stored.values()):,})"
+        for name, stored in splits.items()
     ]
     return [Check(name="data", status="ok", detail=", ".join(counts) + " samples")]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 from attune.platform.data.sources import AUTO, READERS
 
 if TYPE_CHECKING:  # torch takes a second to import, which would slow down `--help`
@@ -116,13 +116,13 @@ def parse_seeds(text: str) -> list[int]:
 def parse_decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     """Return the decoding settings of `--decode` and `--set`, checked."""
     from attune.models.decoding import Decoding
-    from attune.platform.core.settings import apply_overrides
+    from attune.platform.core.settings import override_settings
 
     methods = typing.get_args(typing.get_type_hints(Decoding)["method"])
     method = decode or settings.get("method") or Decoding.method
     if method not in methods:
-        raise UsageError(unknown_choice("decoding method", method, methods))
-    chosen: Decoding = apply_overrides(Decoding(), {**settings, "method": method})
+        raise UsageError(unknown_choice_error("decoding method", method, methods))
+    chosen: Decoding = override_settings(Decoding(), {**settings, "method": method})
     return chosen
 
 

@@ -9,7 +9,7 @@ from attune.jobs import options
 from attune.jobs.console import Json, console, evaluation_progress, print_json, progress
 from attune.jobs.show import app
 from attune.jobs.tables import format_metric, table
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 
 __all__ = ["app"]
 
@@ -105,12 +105,12 @@ def predictor(
 
     - `attune show predictor meed2@latest meed2-joint@latest`
     """
-    from attune.platform.data.dataset_folder import read_samples
-    from attune.platform.data.prepare import find_data
+    from attune.platform.data.dataset_folder import read_dataset_samples
+    from attune.platform.data.prepare import find_prepared_data
     from attune.platform.evaluation import control
 
     runs = [options.find_trained_run(name) for name in names]
-    samples = read_samples(find_data(data or runs[0].data["folder"]), split)
+    samples = read_dataset_samples(find_prepared_data(data or runs[0].data["folder"]), split)
     rows = [{"run": run.name, **control.measure_label_predictions(run, samples)} for run in runs]
     rows.append({"run": RANDOM, **control.measure_random_guesses(samples)})
     rendered = table("", "run", *SCORES, numbers=SCORES)
@@ -158,7 +158,7 @@ def control(
     asked = [each.strip() for each in labels.split(",")] if labels else list(INTENTS)
     for label in asked:
         if label not in LABELS:
-            raise UsageError(unknown_choice("label", label, LABELS))
+            raise UsageError(unknown_choice_error("label", label, LABELS))
     decoding = options.parse_decoding(decode, options.parse_overrides(settings))
     run = options.find_trained_run(name)
     samples = draw_samples(run, split, count, seed)

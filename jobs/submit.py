@@ -11,7 +11,7 @@ from rich.console import Console
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tune import plan_trials
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 
 if TYPE_CHECKING:  # Ray takes seconds to import, which would slow down `--help`
     from attune.platform.services.jobs import Job, Jobs
@@ -91,7 +91,7 @@ def submit(
     """
     known = [name for name in _find_root_group(context).commands if name not in LOCAL_COMMANDS]
     if command[0] not in known:
-        raise UsageError(unknown_choice("command", command[0], known))
+        raise UsageError(unknown_choice_error("command", command[0], known))
     for path in upload or ():
         if str(path) not in {str(Path(part)) for part in command}:
             raise UsageError(f"--upload {path}: expected a path that occurs in COMMAND")

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json, training_progress
 from attune.jobs.tables import format_metric, table
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -336,7 +336,7 @@ def show_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
 def check_choice(kind: str, value: str, choices: tuple[str, ...]) -> str:
     """Return a value if it is one of the choices; raise UsageError otherwise."""
     if value not in choices:
-        raise UsageError(unknown_choice(kind, value, choices))
+        raise UsageError(unknown_choice_error(kind, value, choices))
     return value
 
 

@@ -184,9 +184,9 @@ def run(
 
 def _resolve_data(text: str) -> str:
     """Return the data's name, or its absolute path, for use from any working folder."""
-    from attune.platform.data.prepare import find_data
+    from attune.platform.data.prepare import find_prepared_data
 
-    return text if text == "bundled" else str(find_data(text))
+    return text if text == "bundled" else str(find_prepared_data(text))
 
 
 def _parse_seconds(text: str) -> float:

@@ -8,7 +8,7 @@ import typer
 from attune.jobs import options
 from attune.jobs.console import Json, console
 from attune.jobs.sweeps import SAMPLES, check_choice, create_sweep, show_end, trial_progress
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -105,13 +105,13 @@ def _create_decoding_sweep(
     data: str | None, split: str, contexts: int | None,
 ) -> "Sweep":  # fmt: skip
     from attune.platform.data.conversations import SPLITS
-    from attune.platform.data.prepare import find_data
+    from attune.platform.data.prepare import find_prepared_data
     from attune.platform.evaluation.answers import METRICS
     from attune.platform.tuning import spaces
     from attune.platform.tuning import sweep as sweeps
 
     if split not in SPLITS:
-        raise UsageError(unknown_choice("split", split, SPLITS))
+        raise UsageError(unknown_choice_error("split", split, SPLITS))
     ready = spaces.find_definition(asked["sweep"]) if asked["sweep"] else spaces.SweepDefinition()
     if ready.variants:
         raise UsageError(f"{ready.source} trains {', '.join(ready.variants)}: use 'attune tune'")
@@ -122,7 +122,7 @@ def _create_decoding_sweep(
     metrics = tuple((asked["metric"] or ready.metric or "bleu").split(","))
     for metric in metrics:
         if metric not in METRICS:
-            raise UsageError(unknown_choice("metric", metric, METRICS))
+            raise UsageError(unknown_choice_error("metric", metric, METRICS))
     search = check_choice("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
     count = spaces.count_grid_points(tried) if search == "grid" else asked["samples"] or SAMPLES
     name = label or sweeps.new_sweep_name(f"decode-{run.name}"[:60])
@@ -135,6 +135,6 @@ def _create_decoding_sweep(
         scheduler="none",
         samples=count,
         seed=asked["seed"],
-        asked={"run": run.name, "data": str(find_data(data or run.data["folder"])), "split": split,
-               "contexts": contexts, "overrides": fixed},
+        asked={"run": run.name, "data": str(find_prepared_data(data or run.data["folder"])),
+               "split": split, "contexts": contexts, "overrides": fixed},
     )  # fmt: skip

@@ -15,7 +15,7 @@ from attune.models.base import Batch
 from attune.platform.batching.encoding import Ragged, encode, encoder_columns, subword_columns
 from attune.platform.core.settings import find_variant
 from attune.platform.data import bundled
-from attune.platform.data.dataset_folder import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.prepare import prepare
 from attune.platform.runs.model import build_model, save_model
@@ -75,7 +75,7 @@ def tiny_encoder(vocabulary, tmp_path_factory):
 def encode_samples(vocabulary, tiny_encoder):
     """A function that encodes samples with every column that any variant reads."""
     emotion_words = EmotionWords(bundled.lexicon()).find
-    encoder = encoders.load(str(tiny_encoder))
+    encoder = encoders.load_encoder(str(tiny_encoder))
 
     def encode_all(samples):
         columns = encode(
@@ -93,12 +93,12 @@ def encode_samples(vocabulary, tiny_encoder):
 
 @pytest.fixture(scope="session")
 def columns(prepared, encode_samples):
-    return encode_samples(read_samples(prepared, "train"))
+    return encode_samples(read_dataset_samples(prepared, "train"))
 
 
 @pytest.fixture(scope="session")
 def test_samples(prepared):
-    return read_samples(prepared, "test")
+    return read_dataset_samples(prepared, "test")
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +141,11 @@ def home_with(tmp_path, monkeypatch, prepared):
     def write_home(models):
         home = tmp_path / "home"
         monkeypatch.setenv("ATTUNE_HOME", str(home))
-        data = {"name": "x", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
+        data = {
+            "name": "x",
+            "folder": str(prepared),
+            "hash": read_dataset_manifest(prepared)["hash"],
+        }
         for name, model in models.items():
             run = write_run(home, name, model.name, data=data)
             save_model(model, run.model)

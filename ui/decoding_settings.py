@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from attune.models.decoding import Decoding
-from attune.platform.core.settings import apply_overrides, setting_help
+from attune.platform.core.settings import override_settings, setting_help
 
 RANGES: dict[str, tuple[float, float, float]] = {
     "max_tokens": (1, 100, 1),
@@ -49,5 +49,5 @@ def read_decoding(values: Sequence[Any]) -> Decoding:
     for name, value in overrides.items():
         if hints[name] is int and isinstance(value, float) and value.is_integer():
             overrides[name] = int(value)  # JavaScript has one kind of number
-    decoding: Decoding = apply_overrides(Decoding(), overrides)
+    decoding: Decoding = override_settings(Decoding(), overrides)
     return decoding

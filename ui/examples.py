@@ -10,8 +10,8 @@ from pathlib import Path
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import bundled
 from attune.platform.data.conversations import LISTENER, SPEAKER
-from attune.platform.data.dataset_folder import read_samples
-from attune.platform.data.prepare import find_data
+from attune.platform.data.dataset_folder import read_dataset_samples
+from attune.platform.data.prepare import find_prepared_data
 from attune.platform.runs.record import Run
 
 
@@ -46,12 +46,12 @@ def _read_run_examples(run: Run | None) -> dict[str | None, list[Example]]:
             by_emotion = {}
         if by_emotion:
             return by_emotion
-    return _read_examples(find_data(bundled.NAME))
+    return _read_examples(find_prepared_data(bundled.NAME))
 
 
 @functools.lru_cache(maxsize=4)
 def _read_examples(folder: Path) -> dict[str | None, list[Example]]:
-    samples = read_samples(folder, "test").select("context", "context_roles", "emotion")
+    samples = read_dataset_samples(folder, "test").select("context", "context_roles", "emotion")
     by_emotion: dict[str | None, list[Example]] = {}
     for turns, roles, emotion in samples.iter_rows():
         if _is_alternating(roles):

@@ -19,7 +19,7 @@ from attune.jobs.bench import (
 )
 from attune.jobs.console import Json, console, print_json
 from attune.platform.core.commit import commit
-from attune.platform.core.errors import DataError, UsageError, unknown_choice
+from attune.platform.core.errors import DataError, UsageError, unknown_choice_error
 from attune.platform.data.sources import BUNDLED
 
 PARTS = {
@@ -52,7 +52,7 @@ def main(
     wanted = parts.split(",")
     for name in wanted:
         if name not in PARTS:
-            raise UsageError(unknown_choice("part", name, PARTS))
+            raise UsageError(unknown_choice_error("part", name, PARTS))
     screen = console(as_json)
     report: dict[str, Any] = {
         "source": BUNDLED if source == BUNDLED else Path(source).name,

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from attune.jobs.bench.command import run_attune
 from attune.platform.data.conversations import LISTENER, SPEAKER
-from attune.platform.data.dataset_folder import read_samples
-from attune.platform.text.tokenizing import sentences
+from attune.platform.data.dataset_folder import read_dataset_samples
+from attune.platform.text.tokenizing import punkt_sentences
 
 FILES, LINES = 512, 600
 """Made-up films, and the lines of each."""
@@ -29,11 +29,13 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     """The command's own speed on subtitles that say what the corpus says, in any order."""
     home = folder / "curation"
     home.mkdir()
-    dialogues = read_samples(data, "train").group_by("conversation_id", maintain_order=True).last()
+    dialogues = (
+        read_dataset_samples(data, "train").group_by("conversation_id", maintain_order=True).last()
+    )
     turns = home / "turns.json"
     labelled = _write_labelled_turns(dialogues, home)
     run_attune(home, "data", "turns", "--source", str(labelled), "--out", str(turns))
-    lines = [line for text in dialogues["context"].explode() for line in sentences(text)]
+    lines = [line for text in dialogues["context"].explode() for line in punkt_sentences(text)]
     films = _films(lines, home / "films")
     results: dict[str, list[dict[str, Any]]] = {str(workers): [] for workers in WORKERS}
     for turn in range(TURNS):

@@ -24,7 +24,7 @@ from attune.platform.batching.encoding import Columns, encode
 from attune.platform.batching.streams import Stream
 from attune.platform.core.allocator import keep_freed_memory
 from attune.platform.core.errors import UsageError
-from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.evaluation.evaluate import answer
 from attune.platform.runs.model import load_model
 from attune.platform.runs.record import find_run
@@ -52,7 +52,7 @@ def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
     if not isinstance(variant, Transformer) or model.name not in KNOWN:
         raise UsageError(f"--run {run}: a run of {', '.join(KNOWN)} is expected")
     keep_freed_memory()
-    samples = read_samples(data, "test").sample(fraction=1, shuffle=True, seed=0)
+    samples = read_dataset_samples(data, "test").sample(fraction=1, shuffle=True, seed=0)
 
     def contexts(count: int) -> Columns:
         return encode(samples.head(count), model.vocabulary, layout=model.layout)

@@ -18,7 +18,7 @@ from rich.console import Console
 from attune.jobs.tables import table
 from attune.platform.batching.encoding import Ragged, encode
 from attune.platform.batching.streams import Stream
-from attune.platform.data.dataset_folder import TOKENS, read_samples
+from attune.platform.data.dataset_folder import TOKENS, read_dataset_samples
 from attune.platform.data.prepare import prepare
 from attune.platform.data.sources import Source
 from attune.platform.text.tokenizing import CONTRACTIONS, nltk_tokenize, tokenize
@@ -39,7 +39,7 @@ def prepare_data(source: str, folder: Path, report: dict[str, Any]) -> Path:
 
 def measure(source: str, data: Path, folder: Path) -> dict[str, Any]:
     """Tokenising, batching, and how preparing grows with the corpus."""
-    samples = read_samples(data, "train")
+    samples = read_dataset_samples(data, "train")
     vocabulary = Vocabulary.build(pl.read_parquet(data / TOKENS))
     return {
         **_tokenizing(samples),

@@ -36,7 +36,7 @@ from attune.models.multitask import MultiTransformer, emotion_loss
 from attune.platform.batching.encoding import PADDING, Columns, Ragged, encode
 from attune.platform.batching.streams import Stream
 from attune.platform.core.allocator import keep_freed_memory
-from attune.platform.data.dataset_folder import TOKENS, read_samples
+from attune.platform.data.dataset_folder import TOKENS, read_dataset_samples
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.model import build_model
@@ -203,7 +203,7 @@ def _main(data: str, steps: str, specs_json: str) -> None:
 def _loop(data: Path, spec: _Spec) -> Iterator[int]:
     """A training loop that gives the number of samples of each step."""
     vocabulary = _vocabulary(data, spec.words)
-    samples = pl.concat([read_samples(data, "train")] * spec.times)
+    samples = pl.concat([read_dataset_samples(data, "train")] * spec.times)
     columns = encode(samples, vocabulary, emotions=EMOTIONS)
     config, training = configure(spec.variant, PRESET, {**SETTINGS, **SYSTEMS[spec.variant]})
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ import torch
 
 from attune.models.base import CONTEXTS, RESPONSES
 from attune.models.labels import LABELS
-from attune.platform.core.errors import DataError, unknown_choice
+from attune.platform.core.errors import DataError, unknown_choice_error
 from attune.platform.data.conversations import LISTENER, SPEAKER
 from attune.platform.text.encoders import TextEncoder
 from attune.platform.text.vocabulary import (
@@ -310,7 +310,9 @@ def _encode_emotions(emotions: pl.Series, labels: Mapping[str, int]) -> IntArray
     """Return the indices of emotions, -1 if unknown; an emotion outside the labels is an error."""
     strange = sorted(set(emotions.drop_nulls().unique()) - set(labels)) if labels else []
     if strange:
-        raise DataError(f"{unknown_choice('emotion', strange[0], labels)} (in the prepared data)")
+        raise DataError(
+            f"{unknown_choice_error('emotion', strange[0], labels)} (in the prepared data)"
+        )
     if not labels:
         return np.full(len(emotions), -1)
     numbers = emotions.replace_strict(labels, default=None, return_dtype=pl.Int64).fill_null(-1)

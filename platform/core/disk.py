@@ -31,7 +31,7 @@ def is_disk_full(error: BaseException, folder: Path) -> bool:
         text = str(cause)
         if any(each in text for each in _TEXTS):
             return True
-        if any(each in text for each in _TORCH_TEXTS) and free_bytes(folder) < _NEARLY_FULL:
+        if any(each in text for each in _TORCH_TEXTS) and free_disk_bytes(folder) < _NEARLY_FULL:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
@@ -39,7 +39,7 @@ def is_disk_full(error: BaseException, folder: Path) -> bool:
 
 def describe_full_disk(folder: Path, needed: str = "", advice: str = "") -> str:
     """Return a message such as `the disk at /data is full: 3 MB free, ... needs 20 MB; ...`."""
-    free = f"{free_bytes(folder) / MEGABYTE:,.0f} MB free"
+    free = f"{free_disk_bytes(folder) / MEGABYTE:,.0f} MB free"
     facts = ", ".join(filter(None, (free, needed)))
     return f"the disk at {_mount_point(folder)} is full ({facts}): {advice or 'free some space'}"
 
@@ -62,22 +62,22 @@ def explain_full_disk(
         raise DiskFullError(describe_full_disk(folder, *describe())) from error
 
 
-def free_bytes(folder: Path) -> int:
+def free_disk_bytes(folder: Path) -> int:
     """Return the free space on the disk of a folder, which need not exist yet."""
-    return shutil.disk_usage(_existing(folder)).free
+    return shutil.disk_usage(_existing_folder_on_disk(folder)).free
 
 
-def folder_bytes(folder: Path) -> int:
+def folder_bytes_on_disk(folder: Path) -> int:
     """Return the size of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _mount_point(folder: Path) -> Path:
-    place = _existing(folder.absolute())
+    place = _existing_folder_on_disk(folder.absolute())
     while not os.path.ismount(place):
         place = place.parent
     return place
 
 
-def _existing(folder: Path) -> Path:
+def _existing_folder_on_disk(folder: Path) -> Path:
     return next(place for place in (folder, *folder.absolute().parents) if place.exists())

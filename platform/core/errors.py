@@ -16,7 +16,7 @@ class ServiceError(RuntimeError):
     """A process or a server failed; the message has its output. Exit code 1, no traceback."""
 
 
-def unknown_choice(
+def unknown_choice_error(
     kind: str, value: object, choices: Iterable[str], otherwise: str | None = None
 ) -> str:
     """Return an error message such as `unknown emotion 'happi': did you mean 'happy'?`.

@@ -14,7 +14,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+def open_file_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file to read, decompressed if its name ends in .gz; a DataError if that fails."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (row 1 is missing): take the file out or fill it")
@@ -39,7 +39,7 @@ def write_atomically(path: Path) -> Iterator[Path]:
     new.replace(path)
 
 
-def checksum(path: Path) -> str:
+def file_checksum(path: Path) -> str:
     """Return the SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,19 +13,19 @@ _PREFIXES = ("", "file://", "sqlite:///")
 
 def to_portable(content: Any, home: Path) -> Any:
     """Return the content of a record with paths and addresses in the home folder relative to it."""
-    return _replace_start(content, str(home), HOME)
+    return _replace_portable_start(content, str(home), HOME)
 
 
 def from_portable(content: Any, home: Path) -> Any:
     """Return the content of a record with the absolute paths and addresses of a home folder."""
-    return _replace_start(content, HOME, str(home))
+    return _replace_portable_start(content, HOME, str(home))
 
 
-def _replace_start(content: Any, old: str, new: str) -> Any:
+def _replace_portable_start(content: Any, old: str, new: str) -> Any:
     if isinstance(content, dict):
-        return {key: _replace_start(value, old, new) for key, value in content.items()}
+        return {key: _replace_portable_start(value, old, new) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_replace_start(value, old, new) for value in content]
+        return [_replace_portable_start(value, old, new) for value in content]
     if isinstance(content, str):
         for prefix in _PREFIXES:
             if content == prefix + old or content.startswith(f"{prefix}{old}/"):

@@ -36,12 +36,12 @@ def read_record(path: Path, version: int, fix: str) -> dict[str, Any]:
         raise DataError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} is damaged: expected a JSON object, got {content!r:.60}")
-    check_format(path, content, version, fix)
+    check_record_format(path, content, version, fix)
     fields = {key: value for key, value in content.items() if key != FORMAT_KEY}
     return {**from_portable(fields, path.absolute().parents[2])}
 
 
-def check_format(path: Path, content: Mapping[str, Any], supported: int, fix: str) -> None:
+def check_record_format(path: Path, content: Mapping[str, Any], supported: int, fix: str) -> None:
     """Raise FormatVersionError unless a record has the supported format version."""
     version = content.get(FORMAT_KEY)
     if version != supported:
@@ -52,7 +52,7 @@ def check_format(path: Path, content: Mapping[str, Any], supported: int, fix: st
         )
 
 
-def report_skipped(error: FormatVersionError) -> None:
+def report_skipped_record(error: FormatVersionError) -> None:
     """Print one line on stderr about a record that is skipped, once in the life of a process: the
     page lists the runs each time it is opened."""
     line = f"skipped: {error}"

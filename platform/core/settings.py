@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from attune.models import VARIANTS, all_variants, load_variant
 from attune.models.base import Bounds, TextClassifier, Variant
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 from attune.platform.core.field_help import field_help
 
 PRESETS = ("tiny", "small", "compact", "paper")
@@ -22,7 +22,7 @@ def find_variant(name: str) -> tuple[type[Variant], Mapping[str, Any]]:
         return load_variant(name), {}
     known = all_variants()
     if name not in known:
-        raise UsageError(unknown_choice("variant", name, known))
+        raise UsageError(unknown_choice_error("variant", name, known))
     return known[name]
 
 
@@ -39,7 +39,7 @@ def labels_utterances(variant: type[Variant]) -> bool:
     return issubclass(variant, TextClassifier) and variant.requirements.labels == "utterances"
 
 
-def apply_overrides(config: Any, overrides: Mapping[str, Any]) -> Any:
+def override_settings(config: Any, overrides: Mapping[str, Any]) -> Any:
     """Return a dataclass with some fields changed, after checking each value and all together."""
     try:
         return dataclasses.replace(config, **parse_settings(type(config), overrides))
@@ -59,7 +59,7 @@ class Threshold(NamedTuple):
         return f"{self.setting}={self.value}"
 
 
-def find_threshold(config: Any, setting: str | None) -> Threshold | None:
+def find_threshold_setting(config: Any, setting: str | None) -> Threshold | None:
     """Return the threshold that a variant declares by the name of a setting (`DataFilters`), or
     None if the variant has none or the threshold is 0."""
     value = getattr(config, setting) if setting else 0.0
@@ -71,8 +71,8 @@ def parse_settings(dataclass: type, overrides: Mapping[str, Any]) -> dict[str, A
     hints = typing.get_type_hints(dataclass, include_extras=True)
     for key in overrides:
         if key not in hints:
-            raise UsageError(unknown_choice("setting", key, hints))
-    return {key: _parse_value(key, value, hints[key]) for key, value in overrides.items()}
+            raise UsageError(unknown_choice_error("setting", key, hints))
+    return {key: _parse_setting_value(key, value, hints[key]) for key, value in overrides.items()}
 
 
 def setting_help(dataclass: type) -> dict[str, str]:
@@ -80,20 +80,20 @@ def setting_help(dataclass: type) -> dict[str, str]:
     hints = typing.get_type_hints(dataclass, include_extras=True)
     texts = field_help(dataclass)
     return {
-        field.name: f"{texts[field.name]}{_describe_values(hints[field.name])}"
+        field.name: f"{texts[field.name]}{_describe_setting_values(hints[field.name])}"
         for field in dataclasses.fields(dataclass)
     }
 
 
-def _describe_values(hint: Any) -> str:
+def _describe_setting_values(hint: Any) -> str:
     """Return ` (from 0 to below 1)`, ` (mean or public)`, or nothing where any value is allowed."""
-    _, choices, bounds = _split_hint(hint)
+    _, choices, bounds = _split_setting_hint(hint)
     if choices:
         return f" ({', '.join(choices[:-1])} or {choices[-1]})"
     return "" if bounds is None else f" ({bounds})"
 
 
-def _split_hint(hint: Any) -> tuple[tuple[type, ...], tuple[str, ...], Bounds | None]:
+def _split_setting_hint(hint: Any) -> tuple[tuple[type, ...], tuple[str, ...], Bounds | None]:
     """Return the types, choices and bounds that a type hint such as `Annotated[int | None,
     Bounds(at_least=1)]` declares."""
     bounds = None
@@ -104,11 +104,11 @@ def _split_hint(hint: Any) -> tuple[tuple[type, ...], tuple[str, ...], Bounds | 
     return (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)), (), bounds
 
 
-def _parse_value(key: str, value: Any, hint: Any) -> Any:
-    allowed, choices, bounds = _split_hint(hint)
+def _parse_setting_value(key: str, value: Any, hint: Any) -> Any:
+    allowed, choices, bounds = _split_setting_hint(hint)
     if choices:
         if value not in choices:
-            raise UsageError(unknown_choice(f"value of {key}", value, choices))
+            raise UsageError(unknown_choice_error(f"value of {key}", value, choices))
         return value
     if value in ("none", None) and type(None) in allowed:
         return None

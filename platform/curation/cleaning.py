@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 
 MAX_TOKENS = 100
 """The maximum input length of the paper's model."""
@@ -125,7 +125,7 @@ def select_steps(without: Iterable[str]) -> tuple[str, ...]:
     """Return all steps except some, in their order."""
     left_out = set(without)
     for name in sorted(left_out - set(STEPS)):
-        raise UsageError(f"--without: {unknown_choice('step', name, STEPS)}")
+        raise UsageError(f"--without: {unknown_choice_error('step', name, STEPS)}")
     return tuple(step for step in STEPS if step not in left_out)
 
 

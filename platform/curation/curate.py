@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.files import checksum, write_atomically
+from attune.platform.core.files import file_checksum, write_atomically
 from attune.platform.curation import subtitles, turns
 from attune.platform.curation.cleaning import (
     DUPLICATES,
@@ -39,15 +39,15 @@ from attune.platform.curation.cleaning import (
 )
 from attune.platform.curation.subtitles import Line
 from attune.platform.curation.turns import Turns, gap_between
-from attune.platform.data.conversations import LISTENER, SPEAKER, split_by_hash
+from attune.platform.data.conversations import LISTENER, SPEAKER, conversation_split_by_hash
 from attune.platform.data.dataset_folder import (
     REJECTS,
-    find_existing,
-    publish_folder,
+    find_existing_dataset,
+    publish_dataset_folder,
     serialize_rows,
-    write_manifest,
+    write_dataset_manifest,
 )
-from attune.platform.data.files import ParquetWriter, chunked, extension
+from attune.platform.data.files import ParquetWriter, chunk_rows, file_extension
 from attune.platform.services import cluster
 from attune.platform.services.tasks import Progress, run_file_tasks, task_folder
 
@@ -168,7 +168,7 @@ def _clean_dialogs(
     name: str, dialogs: Iterable[list[Line]], cleaning: Cleaning, counts: Counts
 ) -> Iterator[tuple[object, ...]]:
     """Yield the rows of a file's dialogues after cleaning, each with the dialogue's hash."""
-    split = split_by_hash(_film_name(name))
+    split = conversation_split_by_hash(_film_name(name))
     number = 0
     for dialog in dialogs:
         texts = [turn.text for turn in dialog]
@@ -258,11 +258,11 @@ def curate(
         "sources": [str(source) for source in sources],
         "files": len(files),
         "listing": _hash_file_list(files),
-        "turns": None if model is None else checksum(model),
+        "turns": None if model is None else file_checksum(model),
         "gap": gap,
         "steps": list(steps),
     }
-    if (manifest := find_existing(out, NAME, provenance)) is not None:
+    if (manifest := find_existing_dataset(out, NAME, provenance)) is not None:
         return manifest, None
     total(len(files))
     with task_folder(out, NAME, provenance) as folder:
@@ -274,7 +274,7 @@ def curate(
                 gap=gap,
                 file=str(folder / f"{number:06d}.parquet"),
             )
-            for number, some in enumerate(chunked(files, FILES_OF_A_PART))
+            for number, some in enumerate(chunk_rows(files, FILES_OF_A_PART))
         ]
         left = [Path(part.file) for part in parts if not Path(part.file).is_file()]
         if left:
@@ -283,7 +283,7 @@ def curate(
         run_file_tasks(curate_part, parts, progress, at_once=workers)
         speed = _measure_speed(left, time.monotonic() - started)
         write = partial(_write_curated, [Path(part.file) for part in parts], provenance)
-        return publish_folder(out, write), speed
+        return publish_dataset_folder(out, write), speed
 
 
 def _measure_speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
@@ -306,7 +306,7 @@ def _find_subtitles(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
         root = source.parent if source.is_file() else source
         for path in subtitles.find(source):
             name = path.relative_to(root).as_posix().encode(errors="replace").decode()
-            name = name[: name.lower().rindex(extension(path))]
+            name = name[: name.lower().rindex(file_extension(path))]
             files.append((str(path.resolve()), name))
     if not files:
         suffixes = ", ".join(subtitles.EXTENSIONS)
@@ -373,7 +373,7 @@ def _write_curated(
         "steps": {step: counts.steps[step] for step in provenance["steps"]},
         "statistics": {"cut": counts.cut.statistics(), "cleaned": kept.statistics()},
     }
-    return write_manifest(folder, manifest)
+    return write_dataset_manifest(folder, manifest)
 
 
 def _mark_first_copies(parts: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.bool_]]:

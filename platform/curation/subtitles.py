@@ -16,8 +16,8 @@ from pathlib import Path
 import polars as pl
 
 from attune.platform.core.errors import DataError
-from attune.platform.data.files import extension, read_document
-from attune.platform.data.readers.edos import detokenize_column
+from attune.platform.data.files import file_extension, read_whole_file
+from attune.platform.data.readers.edos import detokenize_edos_column
 
 OPUS, SRT = ".xml", ".srt"
 EXTENSIONS = (OPUS, SRT)
@@ -38,15 +38,15 @@ class Line:
 def find(source: Path) -> list[Path]:
     """Return the subtitle files in a folder at any depth, sorted by name, or the one file."""
     if source.is_file():
-        return [source] if extension(source) in EXTENSIONS else []
+        return [source] if file_extension(source) in EXTENSIONS else []
     return sorted(
-        path for path in source.rglob("*") if path.is_file() and extension(path) in EXTENSIONS
+        path for path in source.rglob("*") if path.is_file() and file_extension(path) in EXTENSIONS
     )
 
 
 def read(path: Path) -> list[Line]:
     """Return the lines of a file; raise a DataError if it is damaged or has none."""
-    lines = _read_opus(path) if extension(path) == OPUS else list(_read_srt(path))
+    lines = _read_opus(path) if file_extension(path) == OPUS else list(_read_srt(path))
     if not lines:
         raise DataError(f"{path} contains no subtitles")
     return lines
@@ -54,7 +54,7 @@ def read(path: Path) -> list[Line]:
 
 def _read_opus(path: Path) -> list[Line]:
     lines, tokenized = [], False
-    content = io.BytesIO(read_document(path))
+    content = io.BytesIO(read_whole_file(path))
     try:
         for _, element in ET.iterparse(content, events=("end",)):
             if element.tag == "s":
@@ -87,7 +87,7 @@ def _parse_sentence(element: ET.Element) -> Line | None:
 
 def _detokenize_lines(lines: list[Line]) -> list[Line]:
     texts = pl.DataFrame({"text": [line.text for line in lines]}, schema={"text": pl.String})
-    joined = texts.select(detokenize_column(pl.col("text"))).to_series()
+    joined = texts.select(detokenize_edos_column(pl.col("text"))).to_series()
     return [
         Line(text=text, start=line.start, end=line.end)
         for text, line in zip(joined, lines, strict=True)
@@ -95,7 +95,7 @@ def _detokenize_lines(lines: list[Line]) -> list[Line]:
 
 
 def _read_srt(path: Path) -> Iterator[Line]:
-    content = read_document(path)
+    content = read_whole_file(path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:  # most other files come from Windows

@@ -30,8 +30,8 @@ from attune.platform.curation.subtitles import Line
 from attune.platform.data.conversations import (
     SPLITS,
     Checker,
-    separate_rejects,
-    split_by_hash,
+    conversation_split_by_hash,
+    separate_rejected_conversations,
     whole_conversations,
 )
 from attune.platform.data.sources import AUTO, Source
@@ -239,11 +239,11 @@ def _read_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
     splits = {split: LabelledPairs(pairs=[], changes=[]) for split in SPLITS}
     checker = Checker(files.reader.EMOTION_LABELS, any_emotion=True)
     for frame in whole_conversations(files.read(Counter())):
-        usable, _ = separate_rejects(checker.check(frame))
+        usable, _ = separate_rejected_conversations(checker.check(frame))
         spoken = usable.filter(pl.col("speaker").is_not_null())
         for conversation in spoken.partition_by("conversation_id", maintain_order=True):
             episode = conversation["episode"][0] or conversation["conversation_id"][0]
-            known = splits[split_by_hash(episode)]
+            known = splits[conversation_split_by_hash(episode)]
             for (line, speaker), (other, another) in pairwise(
                 _split_into_lines(conversation, lines)
             ):
@@ -260,13 +260,13 @@ def _read_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
 
 def _split_into_lines(conversation: pl.DataFrame, lines: str) -> Iterable[tuple[Line, str]]:
     """Yield the lines of a conversation with their speakers."""
-    from attune.platform.text.tokenizing import sentences
+    from attune.platform.text.tokenizing import punkt_sentences
 
     for text, start, end, speaker in conversation.select(
         "text", "start", "end", "speaker"
     ).iter_rows():
         plain = spelling(text)
-        parts = sentences(plain) if lines == SENTENCES else [plain]
+        parts = punkt_sentences(plain) if lines == SENTENCES else [plain]
         for number, part in enumerate(parts):
             line = Line(
                 text=part,

@@ -1,8 +1,8 @@
 """The schema of conversations, which every reader returns: one row per utterance; row checks.
 
 Readers do not raise for a bad row: they set its `problem`. `Checker.check` adds the checks that are
-the same for all formats, and `separate_rejects` rejects whole conversations, because one that lost
-a turn would give samples with a wrong context. A problem reads "kind: details" or
+the same for all formats, and `separate_rejected_conversations` rejects whole conversations, because
+one that lost a turn would give samples with a wrong context. A problem reads "kind: details" or
 "kind 'name': details", so that rejects can be counted by kind.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import polars as pl
 
-from attune.platform.core.errors import unknown_choice
+from attune.platform.core.errors import unknown_choice_error
 from attune.platform.data.files import LONGEST_RAW, RAW_LENGTH
 from attune.platform.data.labels import EMOTIONS
 
@@ -117,10 +117,11 @@ class Checker:
         frame = frame.with_columns(
             conversation_id=pl.when(inside).then(name.forward_fill()).otherwise(name)
         )
-        frame = frame.with_columns(block=_number_blocks(frame))
-        frame = frame.with_columns(again=self._is_repeated(frame))
+        frame = frame.with_columns(block=_number_conversations(frame))
+        frame = frame.with_columns(again=self._is_repeated_conversation(frame))
         names = {
-            e: unknown_choice("emotion", e, self.emotions) for e in self._unknown_emotions(frame)
+            e: unknown_choice_error("emotion", e, self.emotions)
+            for e in self._unknown_conversation_emotions(frame)
         }
         expected = pl.col("turn").is_not_null().cum_sum().over("block").cast(pl.Int64) - 1
         problems = [
@@ -170,13 +171,13 @@ class Checker:
             problem = pl.when(problem.is_null() & wrong).then(words).otherwise(problem)
         return frame.with_columns(problem=problem).drop("again")
 
-    def _unknown_emotions(self, frame: pl.DataFrame) -> list[str]:
+    def _unknown_conversation_emotions(self, frame: pl.DataFrame) -> list[str]:
         if self.any_emotion:
             return []
         present = frame["emotion"].drop_nulls().unique()
         return sorted(set(present) - self.emotions)
 
-    def _is_repeated(self, frame: pl.DataFrame) -> pl.Series:
+    def _is_repeated_conversation(self, frame: pl.DataFrame) -> pl.Series:
         """Return which rows belong to a conversation that has already ended."""
         blocks = frame.group_by("block", maintain_order=True).agg(
             pl.col("conversation_id").first(), pl.len()
@@ -190,25 +191,25 @@ class Checker:
         return pl.Series("again", np.repeat(np.array(again, dtype=bool), blocks["len"]))
 
 
-def split_by_hash(name: str) -> str:
+def conversation_split_by_hash(name: str) -> str:
     """Return train, valid or test (80 / 10 / 10) by a hash of a name."""
     percentile = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % 100
     return "train" if percentile < 80 else "valid" if percentile < 90 else "test"
 
 
-def _number_blocks(frame: pl.DataFrame) -> pl.Series:
+def _number_conversations(frame: pl.DataFrame) -> pl.Series:
     """Number the conversations of a frame; a new id, or turn 0 again, starts one."""
     name, turn = pl.col("conversation_id"), pl.col("turn")
     begins = name.ne_missing(name.shift()) | (turn == 0).fill_null(False)
     return frame.select(begins.cum_sum()).to_series()
 
 
-def problem_kind(problem: str) -> str:
+def conversation_problem_kind(problem: str) -> str:
     """Return the kind of a problem: `unknown emotion` for `unknown emotion 'happi': ...`."""
     return re.split(r"[:'(]", problem, maxsplit=1)[0].strip()
 
 
-def separate_rejects(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def separate_rejected_conversations(checked: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Split a checked frame into usable conversations and rejected rows with their problems."""
     first_bad_row = pl.col("row").filter(pl.col("problem").is_not_null()).first().over("block")
     problem = pl.coalesce(

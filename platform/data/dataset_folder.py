@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.files import checksum
+from attune.platform.core.files import file_checksum
 from attune.platform.data.conversations import CAUSE_STREAMS, LABELLED, SPLITS, UNPAIRED
 from attune.platform.data.files import ROWS_AT_A_TIME, ParquetWriter, read_parquet_chunks
-from attune.platform.data.samples import extract_utterances, utterance_samples
+from attune.platform.data.samples import extract_utterance_samples, utterance_samples
 from attune.platform.data.sources import OWN_FILES, Source
 
 STREAMS = (*SPLITS, *UNPAIRED)
@@ -29,7 +29,7 @@ MANIFEST, REJECTS = OWN_FILES
 TOKENS, LEXICON = "tokens.parquet", "lexicon.json"
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_dataset_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a dataset folder."""
     path = folder / MANIFEST
     command = f"'attune data prepare --source bundled|PATH --out {folder}'"
@@ -47,9 +47,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+def write_dataset_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """Write the manifest, the last file of a folder, with the checksums of the other files."""
-    contents = {path.name: checksum(path) for path in sorted(folder.iterdir())}
+    contents = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
     complete = {**manifest, "contents": contents}
     (folder / MANIFEST).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
     return complete
@@ -61,9 +61,9 @@ def summarize_rejects(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     return {**rejects, "file": str(folder / rejects["file"]) if rejects["file"] else None}
 
 
-def read_samples(folder: Path, stream: str) -> pl.DataFrame:
+def read_dataset_samples(folder: Path, stream: str) -> pl.DataFrame:
     """Return the samples of a stream."""
-    streams = read_manifest(folder)["splits"]
+    streams = read_dataset_manifest(folder)["splits"]
     if stream not in streams:
         raise UsageError(f"'{folder}' has no stream '{stream}'; it has {', '.join(streams)}")
     path = folder / f"{stream}.parquet"
@@ -79,10 +79,10 @@ def read_cause_samples(folder: Path, split: str) -> pl.DataFrame:
     They are those of the cause stream if the folder has one, else of the pairs.
     """
     stream = CAUSE_STREAMS[split]
-    if stream in read_manifest(folder)["splits"]:
-        return read_samples(folder, stream)
+    if stream in read_dataset_manifest(folder)["splits"]:
+        return read_dataset_samples(folder, stream)
     marks = pl.col("context_causes").list.drop_nulls().list.len()
-    marked = read_samples(folder, split).filter(
+    marked = read_dataset_samples(folder, split).filter(
         pl.col("emotion").is_not_null() & (marks == pl.col("context").list.len())
     )
     if marked.is_empty():
@@ -99,9 +99,11 @@ def read_labelled_utterances(folder: Path, split: str) -> pl.DataFrame:
     They are those of the stream of single utterances if the folder has one, else of the pairs.
     """
     stream = LABELLED[split]
-    if stream in read_manifest(folder)["splits"]:
-        return read_samples(folder, stream)
-    labelled = extract_utterances(read_samples(folder, split)).filter(pl.col("label").is_not_null())
+    if stream in read_dataset_manifest(folder)["splits"]:
+        return read_dataset_samples(folder, stream)
+    labelled = extract_utterance_samples(read_dataset_samples(folder, split)).filter(
+        pl.col("label").is_not_null()
+    )
     if labelled.is_empty():
         raise UsageError(
             f"'{folder}': no utterance of {split} has a label: use data with labels, such as "
@@ -120,7 +122,7 @@ def serialize_rows(rows: pl.DataFrame) -> bytes:
     return rows.write_ndjson().encode()
 
 
-def combine_hashes(digests: Mapping[str, str]) -> str:
+def combine_dataset_hashes(digests: Mapping[str, str]) -> str:
     """Return the hash of a folder from those of its streams."""
     nothing = hashlib.sha256().hexdigest()
     whole = hashlib.sha256()
@@ -168,18 +170,22 @@ def hash_stream(folder: Path, stream: str) -> str:
     return digest.hexdigest()
 
 
-def check_not_source(out: Path, data: Path) -> None:
+def check_folder_is_not_source(out: Path, data: Path) -> None:
     """Refuse an output folder that is the input folder."""
     if out.resolve() == data.resolve():
         raise UsageError(f"--out '{out}' is the data itself: name another folder")
 
 
-def find_existing(out: Path, key: str, provenance: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_existing_dataset(
+    out: Path, key: str, provenance: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Return the manifest of `out` if it was derived in the same way, or None if nothing is there.
 
     The provenance is what the manifest has under `key`. Raise an error if `out` has other content.
     """
-    if (out / MANIFEST).is_file() and (manifest := read_manifest(out)).get(key) == provenance:
+    if (out / MANIFEST).is_file() and (manifest := read_dataset_manifest(out)).get(
+        key
+    ) == provenance:
         return manifest
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(
@@ -188,7 +194,7 @@ def find_existing(out: Path, key: str, provenance: Mapping[str, Any]) -> dict[st
     return None
 
 
-def publish_folder(out: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def publish_dataset_folder(out: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Call `write` with a temporary folder, publish the folder as `out`, and return its manifest,
     which `write` returns."""
     target = OutputFolder(out, overwrite=False)
@@ -214,7 +220,7 @@ class OutputFolder:
             raise UsageError(f"--out '{self.named}' is the working directory: name another folder")
         if not self.out.is_dir() or not any(self.out.iterdir()):
             return
-        there = self._read_existing()
+        there = self._read_existing_folder()
         if self.overwrite:
             others = {path.name for path in self.out.iterdir()} - {*there["contents"], MANIFEST}
             if others:
@@ -222,8 +228,8 @@ class OutputFolder:
                     f"--out '{self.named}' also holds '{min(others)}', which --overwrite would "
                     f"delete: move it away, or name another folder"
                 )
-        elif (there["format"], there["files"]) != (source.format, source.sizes):
-            self._raise_other_data()
+        elif (there["format"], there["files"]) != (source.format, source.source_file_sizes):
+            self._raise_other_dataset()
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
@@ -256,24 +262,24 @@ class OutputFolder:
             self.out.rename(old / self.out.name)
             folder.rename(self.out)
             shutil.rmtree(old)
-        elif self._read_existing() != manifest:
-            self._raise_other_data()
+        elif self._read_existing_folder() != manifest:
+            self._raise_other_dataset()
         else:  # the same data; the folder may have other files, too
             for name, digest in manifest["contents"].items():
                 path = self.out / name
-                if not path.is_file() or checksum(path) != digest:
+                if not path.is_file() or file_checksum(path) != digest:
                     (folder / name).replace(path)  # repair a damaged file
 
-    def _read_existing(self) -> dict[str, Any]:
+    def _read_existing_folder(self) -> dict[str, Any]:
         try:
-            return read_manifest(self.out)
+            return read_dataset_manifest(self.out)
         except (DataError, UsageError) as error:
             raise UsageError(
                 f"--out '{self.named}' contains something else than prepared data: name another "
                 f"folder"
             ) from error
 
-    def _raise_other_data(self) -> NoReturn:
+    def _raise_other_dataset(self) -> NoReturn:
         raise UsageError(
             f"--out '{self.named}' contains other prepared data: name another folder, or replace "
             f"it with --overwrite"

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.files import open_bytes
+from attune.platform.core.files import open_file_bytes
 
 ROWS_AT_A_TIME = 50_000
 BYTES_PER_ROW = 256
@@ -32,20 +32,20 @@ _SPLIT_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "val": "vali
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # how surrogateescape keeps what is not UTF-8
 
 
-def extension(path: Path) -> str:
+def file_extension(path: Path) -> str:
     """`.csv` for `Train.CSV.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def split_from_name(path: Path) -> str | None:
+def split_from_file_name(path: Path) -> str | None:
     """The split that a file's name tells: `dailydialog_test.json` is test, `dev.csv` is valid."""
     words = path.name.lower().replace(".", "_").replace("-", "_").split("_")
     return next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), None)
 
 
-def head(path: Path) -> str:
+def file_head(path: Path) -> str:
     """The first few lines, for telling formats apart; what is not UTF-8 in them is replaced."""
-    with open_bytes(path) as stream:
+    with open_file_bytes(path) as stream:
         return stream.read(2048).decode("utf-8-sig", errors="replace").strip()
 
 
@@ -84,9 +84,9 @@ FILE = Limit(variable="ATTUNE_MAX_FILE_MB", default=200_000)
 """A file that is read line by line; decompressed."""
 
 
-def read_document(path: Path) -> bytes:
+def read_whole_file(path: Path) -> bytes:
     """Return the decompressed content of a file that is read as a whole."""
-    with open_bytes(path) as stream:
+    with open_file_bytes(path) as stream:
         content = stream.read(DOCUMENT.bytes + 1)
     if len(content) > DOCUMENT.bytes:
         raise DataError(f"{path} is larger than {DOCUMENT.describe()}: split it, or raise it")
@@ -107,7 +107,7 @@ class LineReader:
     def read(self) -> tuple[bytes, str | None]:
         """Return the next line and its problem; of a line that is too long only the beginning. At
         the end of the file the line is empty."""
-        line = self._read_part()
+        line = self._read_line_part()
         self.number += bool(line)
         if self.number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -115,11 +115,11 @@ class LineReader:
             return line, None
         part = line
         while part and not part.endswith(b"\n"):
-            part = self._read_part()
+            part = self._read_line_part()
         problem = f"line longer than {LINE.describe()}: split it, or raise the limit"
         return line[:RAW_LENGTH], problem
 
-    def _read_part(self) -> bytes:
+    def _read_line_part(self) -> bytes:
         """Return the rest of the line, at most one byte more than a line may have."""
         part = self.stream.readline(self.limit + 1)
         self.size += len(part)
@@ -131,11 +131,11 @@ class LineReader:
         return part
 
 
-def lines(path: Path) -> Iterator[pl.DataFrame]:
+def read_file_lines(path: Path) -> Iterator[pl.DataFrame]:
     """Yield frames of (row, line, problem, raw): the lines of a text file."""
-    with open_bytes(path) as stream:
+    with open_file_bytes(path) as stream:
         reader = LineReader(path, stream)
-        while chunk := list(_read_chunk(reader)):
+        while chunk := list(_read_line_chunk(reader)):
             texts, problems, raws = zip(*chunk, strict=True)
             last = reader.number
             yield pl.DataFrame(
@@ -149,7 +149,7 @@ def lines(path: Path) -> Iterator[pl.DataFrame]:
             )
 
 
-def _read_chunk(reader: LineReader) -> Iterator[tuple[str | None, str | None, str | None]]:
+def _read_line_chunk(reader: LineReader) -> Iterator[tuple[str | None, str | None, str | None]]:
     """Yield (line, problem, raw) of the next lines."""
     end = reader.size + ROWS_AT_A_TIME * BYTES_PER_ROW
     while reader.size < end:
@@ -157,12 +157,12 @@ def _read_chunk(reader: LineReader) -> Iterator[tuple[str | None, str | None, st
         if not line:
             return
         if problem is None:
-            yield _decode_line(line)
+            yield _decode_file_line(line)
         else:
             yield None, problem, line.decode("utf-8", errors="backslashreplace")
 
 
-def shorten(text: str) -> str:
+def shorten_rejected_text(text: str) -> str:
     """Return a text of readable length for the file of rejected rows."""
     if len(text) <= LONGEST_RAW:
         return text
@@ -185,27 +185,27 @@ class Record:
         return ",".join(self.fields.values()).encode(errors="backslashreplace").decode()
 
 
-def read_header(path: Path) -> list[str]:
+def read_csv_header(path: Path) -> list[str]:
     """The column names of a CSV."""
-    with open_bytes(path) as stream:
-        return _parse_header(path, csv.reader(_DecodedLines(LineReader(path, stream))))
+    with open_file_bytes(path) as stream:
+        return _parse_csv_header(path, csv.reader(_DecodedLines(LineReader(path, stream))))
 
 
-def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
+def read_csv_records(path: Path, required: Iterable[str]) -> Iterator[Record]:
     """A CSV whose cells may be quoted and hold line breaks.
 
     Python's csv and not polars: polars refuses a whole file for one bad row and can't say which.
     """
     csv.field_size_limit(FIELD.bytes)
-    with open_bytes(path) as stream:
+    with open_file_bytes(path) as stream:
         source = LineReader(path, stream)
         reader = csv.reader(_DecodedLines(source), strict=True)
-        header = _parse_header(path, reader)
+        header = _parse_csv_header(path, reader)
         missing = sorted(set(required) - set(header))
         if missing:
             raise DataError(
-                f"{path}, row 1: column {_quote_names(missing)} is missing; the header has "
-                f"{_quote_names(header)}"
+                f"{path}, row 1: column {_quote_csv_names(missing)} is missing; the header has "
+                f"{_quote_csv_names(header)}"
             )
         while True:
             row = source.number + 1
@@ -223,10 +223,10 @@ def records(path: Path, required: Iterable[str]) -> Iterator[Record]:
                 continue
             if fields:
                 named = dict(zip(header, fields, strict=False))
-                yield Record(row=row, fields=named, problem=_record_problem(fields, header))
+                yield Record(row=row, fields=named, problem=_csv_record_problem(fields, header))
 
 
-def chunked(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]]:
+def chunk_rows(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]]:
     """Lists of at most `size` rows."""
     piece: list[T] = []
     for row in rows:
@@ -243,12 +243,12 @@ class ParquetWriter:
 
     def __init__(self, path: Path, schema: pl.Schema):
         self.writer = pq.ParquetWriter(
-            path, _to_arrow(schema.to_frame()).schema, compression="zstd"
+            path, _rows_to_arrow(schema.to_frame()).schema, compression="zstd"
         )
 
     def write(self, rows: pl.DataFrame) -> None:
         """Add a piece."""
-        self.writer.write_table(_to_arrow(rows))
+        self.writer.write_table(_rows_to_arrow(rows))
 
     def __enter__(self) -> "ParquetWriter":
         return self
@@ -277,11 +277,11 @@ def read_parquet_rows(path: Path, start: int, count: int) -> pl.DataFrame:
     return rows.sort("_row").drop("_row")
 
 
-def _to_arrow(rows: pl.DataFrame) -> Any:
+def _rows_to_arrow(rows: pl.DataFrame) -> Any:
     return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
-def _parse_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
+def _parse_csv_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     try:
         names = [name.strip().encode(errors="replace").decode() for name in next(reader, [])]
     except csv.Error as error:
@@ -304,7 +304,7 @@ def _csv_problem(error: csv.Error) -> str:
     return f"not readable as CSV: {error}"
 
 
-def _decode_line(line: bytes) -> tuple[str | None, str | None, str | None]:
+def _decode_file_line(line: bytes) -> tuple[str | None, str | None, str | None]:
     try:
         return line.rstrip(b"\r\n").decode("utf-8"), None, None
     except UnicodeDecodeError as error:
@@ -330,7 +330,7 @@ class _DecodedLines:
         return line.decode("utf-8", errors="surrogateescape")
 
 
-def _record_problem(fields: list[str], header: list[str]) -> str | None:
+def _csv_record_problem(fields: list[str], header: list[str]) -> str | None:
     for field in fields:
         if match := _ESCAPED_BYTE.search(field):
             return _not_utf8(ord(match[0]) - 0xDC00, match.start())
@@ -343,5 +343,5 @@ def _not_utf8(byte: int, position: int) -> str:
     return f"not UTF-8 (byte 0x{byte:02x} at position {position}): save the file as UTF-8"
 
 
-def _quote_names(names: Iterable[str]) -> str:
+def _quote_csv_names(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)

@@ -24,7 +24,7 @@ from typing import IO, Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from attune.platform.core.disk import MEGABYTE, explain_full_disk, folder_bytes
+from attune.platform.core.disk import MEGABYTE, explain_full_disk, folder_bytes_on_disk
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.home import home
 from attune.platform.data import bundled
@@ -33,10 +33,10 @@ from attune.platform.data.conversations import (
     IN_REJECTED_CONVERSATION,
     SPLITS,
     Checker,
-    problem_kind,
-    separate_rejects,
+    conversation_problem_kind,
+    conversation_split_by_hash,
+    separate_rejected_conversations,
     shorten_column,
-    split_by_hash,
     whole_conversations,
 )
 from attune.platform.data.dataset_folder import (
@@ -46,10 +46,10 @@ from attune.platform.data.dataset_folder import (
     REJECTS,
     TOKENS,
     OutputFolder,
-    combine_hashes,
-    read_manifest,
+    combine_dataset_hashes,
+    read_dataset_manifest,
     serialize_rows,
-    write_manifest,
+    write_dataset_manifest,
 )
 from attune.platform.data.samples import (
     SAMPLES,
@@ -90,17 +90,17 @@ def prepare(
     target.check(files)
     with (
         target.temporary_folder() as folder,
-        explain_full_disk(folder, partial(_describe_need, folder)),
+        explain_full_disk(folder, partial(_describe_preparation_need, folder)),
     ):
         manifest = _Preparation(files, folder, strict, any_emotion).run(progress)
         target.publish(folder, manifest)
     return manifest
 
 
-def _describe_need(folder: Path) -> tuple[str, str]:
+def _describe_preparation_need(folder: Path) -> tuple[str, str]:
     """Return what a preparation that ended on a full disk needs, and what to do."""
     return (
-        f"the prepared data needs more than {folder_bytes(folder) / MEGABYTE:,.1f} MB",
+        f"the prepared data needs more than {folder_bytes_on_disk(folder) / MEGABYTE:,.1f} MB",
         "nothing was written; free some space or choose another --out, then prepare again",
     )
 
@@ -130,21 +130,21 @@ class _Preparation:
             rejects = stack.enter_context((self.folder / REJECTS).open("wb"))
             writers: dict[str, pq.ParquetWriter] = {}
             for piece in whole_conversations(self.source.read(self.tolerated)):
-                usable, bad = separate_rejects(self.checker.check(piece))
-                self._write_rejects(bad, rejects)
-                utterances = tokenize_conversations(_assign_splits(usable))
-                self._count_utterances(utterances)
+                usable, bad = separate_rejected_conversations(self.checker.check(piece))
+                self._write_prepared_rejects(bad, rejects)
+                utterances = tokenize_conversations(_assign_prepared_splits(usable))
+                self._count_prepared_utterances(utterances)
                 for frame in (build_samples(utterances), build_cause_samples(utterances)):
                     parts = frame.partition_by("split", include_key=False, as_dict=True)
                     for stream, rows in parts.items():
-                        self._write_samples(str(stream[0]), rows, writers, stack)
+                        self._write_prepared_samples(str(stream[0]), rows, writers, stack)
                 progress(piece.height)
         if not self.samples:
             reason = self.first_reject or "no listener turn has a context"
             raise DataError(f"the source gives no sample: {reason}")
-        return self._finish_folder()
+        return self._finish_prepared_folder()
 
-    def _write_rejects(self, bad: pl.DataFrame, file: IO[bytes]) -> None:
+    def _write_prepared_rejects(self, bad: pl.DataFrame, file: IO[bytes]) -> None:
         if bad.is_empty():
             return
         # A row of a file may contain several utterances, but is rejected once, for its own reason.
@@ -156,17 +156,17 @@ class _Preparation:
                 f"{first}\nNothing was written; without --strict such rows are rejected"
             )
         self.first_reject = self.first_reject or first
-        self.reasons.update(problem_kind(problem) for problem in own["problem"])
+        self.reasons.update(conversation_problem_kind(problem) for problem in own["problem"])
         texts = [shorten_column(name) for name in ("problem", "conversation_id", "text", "emotion")]
         rejects = own.sort("file", "row").select(_REJECTED).with_columns(texts)
         file.write(rejects.write_ndjson().encode())
 
-    def _count_utterances(self, utterances: pl.DataFrame) -> None:
+    def _count_prepared_utterances(self, utterances: pl.DataFrame) -> None:
         counted = utterances.group_by("split").agg(pl.col("conversation_id").n_unique())
         self.conversations.update(dict(counted.iter_rows()))
         self.tokens.add(utterances)
 
-    def _write_samples(
+    def _write_prepared_samples(
         self,
         stream: str,
         rows: pl.DataFrame,
@@ -185,7 +185,7 @@ class _Preparation:
             )
         writers[stream].write_table(table)
 
-    def _finish_folder(self) -> dict[str, Any]:
+    def _finish_prepared_folder(self) -> dict[str, Any]:
         for split in SPLITS:  # a split may be empty, but its file is always there
             if not self.samples[split]:
                 SAMPLES.to_frame().write_parquet(self.folder / f"{split}.parquet")
@@ -196,9 +196,9 @@ class _Preparation:
             bundled.lexicon().save(self.folder / LEXICON)
         digests = {stream: digest.hexdigest() for stream, digest in self.hashes.items()}
         manifest = {
-            "hash": combine_hashes(digests),
+            "hash": combine_dataset_hashes(digests),
             "format": self.source.format,
-            "files": self.source.sizes,
+            "files": self.source.source_file_sizes,
             "tokenizer": TOKENIZER,
             "splits": {
                 stream: {
@@ -215,13 +215,13 @@ class _Preparation:
                 "reasons": dict(sorted(self.reasons.items())),
             },
         }
-        return write_manifest(self.folder, manifest)
+        return write_dataset_manifest(self.folder, manifest)
 
 
-def _assign_splits(conversations: pl.DataFrame) -> pl.DataFrame:
+def _assign_prepared_splits(conversations: pl.DataFrame) -> pl.DataFrame:
     """Return conversations with splits; missing ones depend on a hash of the id."""
     missing = conversations.filter(pl.col("split").is_null())["conversation_id"].unique()
-    drawn = {name: split_by_hash(name) for name in missing}
+    drawn = {name: conversation_split_by_hash(name) for name in missing}
     return conversations.with_columns(
         split=pl.col("split").fill_null(
             pl.col("conversation_id").replace_strict(drawn, default=None, return_dtype=pl.String)
@@ -229,7 +229,7 @@ def _assign_splits(conversations: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def find_data(text: str) -> Path:
+def find_prepared_data(text: str) -> Path:
     """Return the folder that `--data` names; `bundled` is prepared when it is first used."""
     if text == bundled.NAME:
         folder = home() / "data" / bundled.NAME
@@ -237,7 +237,7 @@ def find_data(text: str) -> Path:
             prepare(bundled.NAME, folder)
         return folder
     folder = Path(text).absolute()
-    manifest = read_manifest(folder)
+    manifest = read_dataset_manifest(folder)
     if SPLITS[0] not in manifest["splits"]:
         raise UsageError(
             f"'{folder}' contains no pairs ({manifest['format']}): name a folder from 'attune data "

@@ -62,14 +62,14 @@ def tokenize_conversations(conversations: pl.DataFrame) -> pl.DataFrame:
 
 def build_samples(utterances: pl.DataFrame) -> pl.DataFrame:
     """Build the samples of whole, tokenised conversations, with the column `split`."""
-    ends = _attach_conversations(_select_sample_ends(utterances), utterances)
+    ends = _attach_sample_conversations(_select_sample_ends(utterances), utterances)
     # A response ends the context before it; an unpaired context is the whole conversation.
     whole = pl.col("split").is_in(_WITHOUT_ANSWER)
     length = pl.when(whole).then(pl.col("turn") + 1).otherwise("turn")
     return ends.with_columns(
         *(pl.col(column).list.head(length) for column in _LISTS.values()),
-        next_turn=_next_speaker_turn("context"),
-        next_turn_tokens=_next_speaker_turn("context_tokens"),
+        next_turn=_next_turn_of_sample("context"),
+        next_turn_tokens=_next_turn_of_sample("context_tokens"),
     ).select("split", *SAMPLES)
 
 
@@ -89,7 +89,7 @@ def build_cause_samples(utterances: pl.DataFrame) -> pl.DataFrame:
     ends = ends.filter(pl.col("split").is_not_null())
     own = pl.element() == pl.element().last()
     return (
-        _attach_conversations(ends, utterances)
+        _attach_sample_conversations(ends, utterances)
         .with_columns(pl.col(column).list.head(pl.col("turn") + 1) for column in _LISTS.values())
         .with_columns(
             context_roles=pl.col("context_roles").list.eval(
@@ -101,7 +101,7 @@ def build_cause_samples(utterances: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def extract_utterances(samples: pl.DataFrame) -> pl.DataFrame:
+def extract_utterance_samples(samples: pl.DataFrame) -> pl.DataFrame:
     """Return each utterance of paired samples once.
 
     Columns: conversation_id, turn, role, text, tokens, label, situation_tokens. All samples of a
@@ -144,7 +144,7 @@ def _is_among(numbers: pl.Expr, chosen: pl.Expr) -> pl.Expr:
     )
 
 
-def _attach_conversations(ends: pl.DataFrame, utterances: pl.DataFrame) -> pl.DataFrame:
+def _attach_sample_conversations(ends: pl.DataFrame, utterances: pl.DataFrame) -> pl.DataFrame:
     """Return sample ends with the utterances of the whole conversation in lists."""
     whole = utterances.group_by("conversation_id", maintain_order=True).agg(
         pl.col(name).alias(column) for name, column in _LISTS.items()
@@ -177,7 +177,7 @@ def _select_sample_ends(utterances: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _next_speaker_turn(column: str) -> pl.Expr:
+def _next_turn_of_sample(column: str) -> pl.Expr:
     """Return a column of the turn after the response if the speaker says it, else null."""
     following = pl.col("turn") + 1
     answered = pl.col("context_roles").list.get(following, null_on_oob=True) == SPEAKER

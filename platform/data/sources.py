@@ -7,9 +7,9 @@ from types import ModuleType
 
 import polars as pl
 
-from attune.platform.core.errors import DataError, UsageError, unknown_choice
+from attune.platform.core.errors import DataError, UsageError, unknown_choice_error
 from attune.platform.data import bundled
-from attune.platform.data.files import extension, head, split_from_name
+from attune.platform.data.files import file_extension, file_head, split_from_file_name
 from attune.platform.data.readers import (
     dialogues,
     ed_causes,
@@ -43,11 +43,11 @@ class Source:
                 f"--source {source} --turns FILE --out DIR', then prepare DIR"
             )
         if form not in (AUTO, *READERS):
-            raise UsageError(unknown_choice("format", form, (AUTO, *READERS)))
+            raise UsageError(unknown_choice_error("format", form, (AUTO, *READERS)))
         self.paths: list[Path] = []
         self.reader: ModuleType = bundled
         if source != BUNDLED:
-            self.paths, self.reader = _recognise_format(source, form)
+            self.paths, self.reader = _recognise_source_format(source, form)
         elif form != AUTO:
             raise UsageError("--format applies to your own files: leave it out with 'bundled'")
 
@@ -57,7 +57,7 @@ class Source:
         return str(self.reader.NAME)
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def source_file_sizes(self) -> dict[str, int]:
         """The files' names and sizes in bytes."""
         return {path.name: path.stat().st_size for path in self.paths}
 
@@ -74,19 +74,19 @@ class Source:
                 raise DataError(f"{path} has no rows: remove the file, or add its rows")
 
 
-def _recognise_format(source: str, form: str) -> tuple[list[Path], ModuleType]:
+def _recognise_source_format(source: str, form: str) -> tuple[list[Path], ModuleType]:
     root = Path(source)
     if not source or not root.exists():
         raise UsageError(f"no such source: '{source}'; name a file, a folder or 'bundled'")
     files = sorted(p for p in root.iterdir() if p.is_file()) if root.is_dir() else [root]
-    paths = [path for path in files if _may_hold_data(path)]
+    paths = [path for path in files if _may_be_source_file(path)]
     if form != AUTO:
         # Without recognition: if a header is wrong, the reader says so.
-        matching = [path for path in paths if extension(path) in READERS[form].SUFFIXES]
+        matching = [path for path in paths if file_extension(path) in READERS[form].SUFFIXES]
         if not matching:
             raise UsageError(f"no file of format '{form}' in '{root}'")
         return matching, READERS[form]
-    formats = {path: _recognise_file(path) for path in paths}
+    formats = {path: _recognise_source_file(path) for path in paths}
     known = {name for name in formats.values() if name}
     if len(known) > 1:
         raise UsageError(
@@ -100,7 +100,7 @@ def _recognise_format(source: str, form: str) -> tuple[list[Path], ModuleType]:
         )
     [name] = known
     suffixes = READERS[name].SUFFIXES
-    strange = [p.name for p, f in formats.items() if f is None and extension(p) in suffixes]
+    strange = [p.name for p, f in formats.items() if f is None and file_extension(p) in suffixes]
     if strange:
         raise UsageError(
             f"'{strange[0]}' is not {name} like the other files in '{root}': correct its first "
@@ -109,16 +109,16 @@ def _recognise_format(source: str, form: str) -> tuple[list[Path], ModuleType]:
     return [path for path, format_name in formats.items() if format_name], READERS[name]
 
 
-def _may_hold_data(path: Path) -> bool:
+def _may_be_source_file(path: Path) -> bool:
     """Return whether a file has a known suffix; text files must be named after a split, because
     most are notes."""
-    if extension(path) == ".txt":
-        return split_from_name(path) is not None
+    if file_extension(path) == ".txt":
+        return split_from_file_name(path) is not None
     known = {suffix for reader in READERS.values() for suffix in reader.SUFFIXES}
-    return extension(path) in known and path.name not in OWN_FILES
+    return file_extension(path) in known and path.name not in OWN_FILES
 
 
-def _recognise_file(path: Path) -> str | None:
+def _recognise_source_file(path: Path) -> str | None:
     """Return the format of a file by its suffix and first lines, or None."""
-    beginning = "" if extension(path) == ".parquet" else head(path)
+    beginning = "" if file_extension(path) == ".parquet" else file_head(path)
     return next((name for name, r in READERS.items() if r.recognises(path, beginning)), None)

@@ -30,9 +30,9 @@ class TokenCounts:
         )
         situations = utterances.filter(pl.col("turn") == 0)["situation_tokens"]
         learnable = used.filter(~pl.col("split").is_in(_HELD_OUT))["tokens"]
-        self.learnable.update(_count_tokens(learnable))
-        self.everything.update(_count_tokens(used["tokens"]))
-        self.everything.update(_count_tokens(situations))
+        self.learnable.update(_count_tokens_of_texts(learnable))
+        self.everything.update(_count_tokens_of_texts(used["tokens"]))
+        self.everything.update(_count_tokens_of_texts(situations))
 
     def frame(self) -> pl.DataFrame:
         """Return (token, train, everything), most frequent first, ties in alphabetical order."""
@@ -46,6 +46,6 @@ class TokenCounts:
         ).sort(["train", "everything", "token"], descending=[True, True, False])
 
 
-def _count_tokens(tokens: pl.Series) -> dict[str, int]:
+def _count_tokens_of_texts(tokens: pl.Series) -> dict[str, int]:
     split = tokens.drop_nulls().str.split(" ").explode()
     return dict(split.alias("token").value_counts().iter_rows())

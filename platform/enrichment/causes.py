@@ -19,11 +19,11 @@ from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import Threshold
 from attune.platform.data.conversations import CAUSE_STREAMS
 from attune.platform.data.dataset_folder import (
-    check_not_source,
-    find_existing,
-    publish_folder,
-    read_manifest,
-    read_samples,
+    check_folder_is_not_source,
+    find_existing_dataset,
+    publish_dataset_folder,
+    read_dataset_manifest,
+    read_dataset_samples,
 )
 from attune.platform.data.files import read_parquet_chunks
 from attune.platform.enrichment.shards import (
@@ -109,11 +109,11 @@ def annotate_causes(
     """
     if not 0 < threshold < 1:
         raise UsageError(f"--threshold: expected a probability between 0 and 1, got {threshold}")
-    manifest = read_manifest(data)
+    manifest = read_dataset_manifest(data)
     require_annotator(load_model(run.model))  # raises here rather than in a task
     provenance = {**describe_model(run), "threshold": threshold, "data": manifest["hash"]}
-    check_not_source(out, data)
-    if (existing := find_existing(out, CAUSES_KEY, provenance)) is not None:
+    check_folder_is_not_source(out, data)
+    if (existing := find_existing_dataset(out, CAUSES_KEY, provenance)) is not None:
         return existing
     streams = [stream for stream in manifest["splits"] if stream not in CAUSE_STREAMS.values()]
     _check_can_annotate(data, manifest, streams, replace)
@@ -128,7 +128,9 @@ def annotate_causes(
         run_file_tasks(annotate_shard, [s for part in shards.values() for s in part], progress)
         results = (CAUSES_FILE, PROBABILITIES_SCHEMA)
         join, record = partial(_add_causes, threshold), {CAUSES_KEY: provenance}
-        return publish_folder(out, partial(write_enriched, data, shards, join, results, record))
+        return publish_dataset_folder(
+            out, partial(write_enriched, data, shards, join, results, record)
+        )
 
 
 def _check_can_annotate(
@@ -181,8 +183,8 @@ def apply_cause_threshold(
 def cause_shares(folder: Path) -> dict[str, float]:
     """Return by stream the share of causes among the labelled utterances."""
     shares = {}
-    for stream in read_manifest(folder)["splits"]:
-        labels = read_samples(folder, stream)[CAUSES_COLUMN].explode().drop_nulls()
+    for stream in read_dataset_manifest(folder)["splits"]:
+        labels = read_dataset_samples(folder, stream)[CAUSES_COLUMN].explode().drop_nulls()
         if len(labels):
             shares[stream] = float(labels.sum() / len(labels))
     return shares

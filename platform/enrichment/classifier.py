@@ -17,8 +17,8 @@ from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
 from attune.platform.core.files import write_atomically
 from attune.platform.core.settings import variants_where
-from attune.platform.data.dataset_folder import read_manifest
-from attune.platform.data.prepare import find_data
+from attune.platform.data.dataset_folder import read_dataset_manifest
+from attune.platform.data.prepare import find_prepared_data
 from attune.platform.data.samples import SAMPLES, utterance_samples
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats, Labels
@@ -100,8 +100,8 @@ def fit_temperatures(run: Run) -> Temperatures:
 
 def _read_valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
     """Return the valid samples of a run's data, which must not have changed since its training."""
-    folder = find_data(run.data["folder"])
-    if read_manifest(folder)["hash"] != run.data["hash"]:
+    folder = find_prepared_data(run.data["folder"])
+    if read_dataset_manifest(folder)["hash"] != run.data["hash"]:
         raise UsageError(
             f"'{run.name}' is not calibrated yet, and {folder} has changed since its training: "
             f"restore the data, or train a new classifier"

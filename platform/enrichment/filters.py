@@ -22,16 +22,16 @@ from attune.platform.data.dataset_folder import (
     LEXICON,
     TOKENS,
     StreamWriter,
-    check_not_source,
-    combine_hashes,
-    find_existing,
-    publish_folder,
-    read_manifest,
-    write_manifest,
+    check_folder_is_not_source,
+    combine_dataset_hashes,
+    find_existing_dataset,
+    publish_dataset_folder,
+    read_dataset_manifest,
+    write_dataset_manifest,
 )
 from attune.platform.data.files import ParquetWriter, read_parquet_chunks
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.samples import SAMPLES, extract_utterances
+from attune.platform.data.samples import SAMPLES, extract_utterance_samples
 from attune.platform.data.token_counts import TokenCounts
 from attune.platform.enrichment.labels import (
     LABEL_SCHEMA,
@@ -110,15 +110,15 @@ def select_dialogues(
     """
     if (top is None) == (threshold is None):
         raise UsageError("give either --top N or --threshold T, not both")
-    manifest = read_manifest(data)
+    manifest = read_dataset_manifest(data)
     provenance = {"data": manifest["hash"], "top": top, "threshold": threshold, "rest": rest}
-    check_not_source(out, data)
+    check_folder_is_not_source(out, data)
     selected = _select_rows(read_emotionality(data), top, threshold, rest)
-    if (existing := find_existing(out, SELECTION_KEY, provenance)) is not None:
+    if (existing := find_existing_dataset(out, SELECTION_KEY, provenance)) is not None:
         return existing, selected
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
     write = partial(_write_selection, data, manifest, selected, provenance, progress)
-    return publish_folder(out, write), selected
+    return publish_dataset_folder(out, write), selected
 
 
 def _select_rows(
@@ -156,7 +156,7 @@ def _write_selection(
         with StreamWriter(folder / f"{split}.parquet", SAMPLES) as writer:
             for chunk in read_sample_chunks(data, split):
                 rows = _keep_selected(chunk, selected)
-                turns = extract_utterances(rows)
+                turns = extract_utterance_samples(rows)
                 tokens.add(turns.with_columns(split=pl.lit(split)))
                 for texts in turns.group_by("conversation_id").agg("text")["text"]:
                     size.add(texts.to_list())
@@ -169,10 +169,10 @@ def _write_selection(
     tokens.frame().write_parquet(folder / TOKENS)
     if (data / LEXICON).is_file():
         shutil.copyfile(data / LEXICON, folder / LEXICON)
-    return write_manifest(
+    return write_dataset_manifest(
         folder,
         {
-            "hash": combine_hashes(hashes),
+            "hash": combine_dataset_hashes(hashes),
             "format": manifest["format"],
             "tokenizer": manifest["tokenizer"],
             "splits": splits,
@@ -191,7 +191,7 @@ def _keep_selected(rows: pl.DataFrame, selected: pl.DataFrame) -> pl.DataFrame:
 
 def _label_names(folder: Path) -> list[str]:
     """Return the labels of a folder's utterances, in the order of their probabilities."""
-    manifest_entry = read_manifest(folder).get(LABELS_KEY)
+    manifest_entry = read_dataset_manifest(folder).get(LABELS_KEY)
     if manifest_entry is None:
         able = " or ".join(variants_where(labels_utterances))
         raise UsageError(

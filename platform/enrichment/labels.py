@@ -22,13 +22,13 @@ from attune.platform.core.errors import UsageError
 from attune.platform.core.settings import labels_utterances, variants_where
 from attune.platform.data.conversations import SPLITS, whole_conversations
 from attune.platform.data.dataset_folder import (
-    check_not_source,
-    find_existing,
-    publish_folder,
-    read_manifest,
+    check_folder_is_not_source,
+    find_existing_dataset,
+    publish_dataset_folder,
+    read_dataset_manifest,
 )
 from attune.platform.data.files import read_parquet_chunks
-from attune.platform.data.samples import SAMPLES, extract_utterances, utterance_samples
+from attune.platform.data.samples import SAMPLES, extract_utterance_samples, utterance_samples
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats
 from attune.platform.enrichment.classifier import (
@@ -58,7 +58,9 @@ LABEL_SCHEMA = pl.Schema(
 def label_shard(shard: Shard) -> int:
     """Write the distributions of a shard's utterances; return the number of samples."""
     torch.set_num_threads(1)  # a task has one core
-    turns = extract_utterances(shard.read()).with_columns(label=pl.lit(None, dtype=pl.String))
+    turns = extract_utterance_samples(shard.read()).with_columns(
+        label=pl.lit(None, dtype=pl.String)
+    )
     model = load_model_once(Path(shard.model))
     probabilities = label_probabilities(model, turns, shard.options["temperature"])
     distributions = turns.select(
@@ -93,15 +95,15 @@ def label_utterances(
     if variant.requirements.labels != "utterances":
         able = " or ".join(variants_where(labels_utterances))
         raise UsageError(f"'{run.name}' does not label utterances: name a run of {able}")
-    manifest = read_manifest(data)
+    manifest = read_dataset_manifest(data)
     provenance = {
         **describe_model(run),
         "temperature": fit_temperatures(run)["context"],
         "labels": list(variant.data_info.emotions),
         "data": manifest["hash"],
     }
-    check_not_source(out, data)
-    if (existing := find_existing(out, LABELS_KEY, provenance)) is not None:
+    check_folder_is_not_source(out, data)
+    if (existing := find_existing_dataset(out, LABELS_KEY, provenance)) is not None:
         return existing
     if not replace:
         _check_unlabelled(data, manifest)
@@ -117,7 +119,9 @@ def label_utterances(
         run_file_tasks(label_shard, [s for part in shards.values() for s in part], progress)
         results = (LABELS_FILE, LABEL_SCHEMA)
         join, record = partial(add_labels, provenance["labels"]), {LABELS_KEY: provenance}
-        return publish_folder(out, partial(write_enriched, data, shards, join, results, record))
+        return publish_dataset_folder(
+            out, partial(write_enriched, data, shards, join, results, record)
+        )
 
 
 def _check_unlabelled(data: Path, manifest: Mapping[str, Any]) -> None:

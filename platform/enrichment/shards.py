@@ -13,13 +13,13 @@ from typing import Any
 
 import polars as pl
 
-from attune.platform.core.files import checksum, write_atomically
+from attune.platform.core.files import file_checksum, write_atomically
 from attune.platform.data.dataset_folder import (
     StreamWriter,
-    combine_hashes,
+    combine_dataset_hashes,
     hash_stream,
-    read_manifest,
-    write_manifest,
+    read_dataset_manifest,
+    write_dataset_manifest,
 )
 from attune.platform.data.files import ParquetWriter, read_parquet_rows
 from attune.platform.data.samples import SAMPLES
@@ -107,7 +107,7 @@ def write_enriched(
     `join` adds results to the samples of a shard. `results` names a file that keeps all results,
     with its schema, and `record` is added to the manifest. Streams without shards are copied.
     """
-    manifest = read_manifest(data)
+    manifest = read_dataset_manifest(data)
     results_file, schema = results
     written = {results_file, *(f"{stream}.parquet" for stream in shards)}
     for name in set(manifest["contents"]) - written:
@@ -121,7 +121,9 @@ def write_enriched(
                     results_writer.write(rows)
                     writer.write(join(shard.read(), rows))
             hashes[stream] = writer.hash
-    return write_manifest(folder, {**manifest, "hash": combine_hashes(hashes), **record})
+    return write_dataset_manifest(
+        folder, {**manifest, "hash": combine_dataset_hashes(hashes), **record}
+    )
 
 
 def describe_model(run: Run) -> dict[str, Any]:
@@ -130,5 +132,5 @@ def describe_model(run: Run) -> dict[str, Any]:
         "run": run.name,
         "run_id": run.run_id,
         "variant": run.variant,
-        "weights": checksum(run.model / MODEL_WEIGHTS),
+        "weights": file_checksum(run.model / MODEL_WEIGHTS),
     }

@@ -27,21 +27,21 @@ import torch
 from attune.models.base import CONTEXTS, RESPONSES, TextClassifier, Variant
 from attune.models.base import TextKind as Kind
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.files import checksum
+from attune.platform.core.files import file_checksum
 from attune.platform.core.settings import Threshold, variants_where
 from attune.platform.data.conversations import SPLITS, UNPAIRED
 from attune.platform.data.dataset_folder import (
     MANIFEST,
     REJECTS,
     StreamWriter,
-    combine_hashes,
-    find_existing,
-    publish_folder,
-    read_manifest,
-    write_manifest,
+    combine_dataset_hashes,
+    find_existing_dataset,
+    publish_dataset_folder,
+    read_dataset_manifest,
+    write_dataset_manifest,
 )
 from attune.platform.data.files import read_parquet_chunks
-from attune.platform.data.prepare import find_data, prepare
+from attune.platform.data.prepare import find_prepared_data, prepare
 from attune.platform.data.samples import SAMPLES
 from attune.platform.data.sources import BUNDLED, Source
 from attune.platform.enrichment import calibration
@@ -138,7 +138,7 @@ def harvest_texts(
         "min_length": min_length,
         "sources": [_describe_source(source) for source in sources],
     }
-    if (existing := find_existing(out, HARVEST_KEY, provenance)) is not None:
+    if (existing := find_existing_dataset(out, HARVEST_KEY, provenance)) is not None:
         return existing
     with task_folder(out, HARVEST_KEY, provenance) as folder:
         prepared = [
@@ -150,15 +150,15 @@ def harvest_texts(
         both = [shard for of_kind in shards.values() for shard in of_kind]
         total(sum(shard.rows for shard in both))
         run_file_tasks(classify_shard, both, progress)
-        return publish_folder(out, partial(_write_harvest, prepared, shards, provenance))
+        return publish_dataset_folder(out, partial(_write_harvest, prepared, shards, provenance))
 
 
 def _describe_source(source: str) -> dict[str, Any]:
     """Return what identifies a source: its hash if it is prepared, else its files' checksums."""
     if _is_prepared(source):
-        return {"source": source, "hash": read_manifest(Path(source))["hash"]}
+        return {"source": source, "hash": read_dataset_manifest(Path(source))["hash"]}
     files = Source(source)
-    checksums = {path.name: checksum(path) for path in files.paths}
+    checksums = {path.name: file_checksum(path) for path in files.paths}
     return {"source": source, "format": files.format, "files": checksums}
 
 
@@ -169,7 +169,7 @@ def _is_prepared(source: str) -> bool:
 def _prepare_source(source: str, folder: Path) -> Path:
     """Return the prepared folder of a source; files are prepared in `folder`, once."""
     if _is_prepared(source):
-        return find_data(source)
+        return find_prepared_data(source)
     if not (folder / MANIFEST).is_file():
         prepare(source, folder, any_emotion=True)
     return folder
@@ -186,7 +186,7 @@ def _cut_sources(
     }
     shards = []
     for number, data in enumerate(prepared):
-        splits = read_manifest(data)["splits"]
+        splits = read_dataset_manifest(data)["splits"]
         for split in SPLITS:
             count = splits.get(split, {}).get("samples", 0)
             sizes, prefix = equal_sizes(count, TEXT_SHARD_ROWS), f"{kind}-{number}-"
@@ -213,19 +213,19 @@ def _write_harvest(
             f"name other sources"
         )
     manifest = {
-        "hash": combine_hashes(hashes),
+        "hash": combine_dataset_hashes(hashes),
         "format": HARVEST_KEY,
         "splits": counts,
         "tolerated": {},
         "rejected": _collect_rejects(prepared, folder / REJECTS),
         HARVEST_KEY: provenance,
     }
-    return write_manifest(folder, manifest)
+    return write_dataset_manifest(folder, manifest)
 
 
 def _collect_rejects(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     """Write the rejected rows of all sources to one file and return their summary."""
-    rejected = {folder: read_manifest(folder)["rejected"] for folder in folders}
+    rejected = {folder: read_dataset_manifest(folder)["rejected"] for folder in folders}
     reasons: Counter[str] = Counter()
     for folder, summary in rejected.items():
         reasons.update(summary["reasons"])
@@ -274,7 +274,7 @@ def check_harvest(folder: Path) -> dict[str, Any]:
     hint = "create one with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR'"
     if not (folder / MANIFEST).is_file():
         raise UsageError(f"harvest={folder}: no such harvest; {hint}")
-    manifest = read_manifest(folder)
+    manifest = read_dataset_manifest(folder)
     if manifest["format"] != HARVEST_KEY:
         raise UsageError(f"harvest={folder}: expected a harvest, got prepared data; {hint}")
     return manifest

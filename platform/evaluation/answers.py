@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.data.files import extension, lines
+from attune.platform.data.files import file_extension, read_file_lines
 from attune.platform.evaluation import metrics
 from attune.platform.text.tokenizing import tokenize
 
@@ -59,9 +59,9 @@ def read(path: Path) -> pl.DataFrame:
     }
     if not path.is_file():
         raise UsageError(f"no such file of answers: '{path}'")
-    if extension(path) not in readers:
+    if file_extension(path) not in readers:
         raise UsageError(f"'{path}': answers are read from .parquet and .jsonl (JSON lines)")
-    answers = readers[extension(path)](path)
+    answers = readers[file_extension(path)](path)
     if answers.is_empty():
         raise DataError(f"{path} holds no answers")
     # A column of nothing but nulls, such as the emotions of a model without any, says nothing.
@@ -130,7 +130,7 @@ def _read_parquet(path: Path) -> pl.DataFrame:
 
 def _read_json_lines(path: Path) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
-    for piece in lines(path):
+    for piece in read_file_lines(path):
         for number, line, problem, _ in piece.iter_rows():
             if problem:
                 raise DataError(f"{path}, row {number}: {problem}")

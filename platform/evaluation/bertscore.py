@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attune.platform.core.errors import UsageError
 from attune.platform.core.home import home
-from attune.platform.data.dataset_folder import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.text import encoders
 from attune.platform.text.encoders import TextEncoder
 
@@ -71,7 +71,7 @@ class BertScore:
         It is computed once per folder and stored.
         """
         definition = {
-            "data": read_manifest(folder)["hash"],
+            "data": read_dataset_manifest(folder)["hash"],
             "encoder": self.encoder.name,
             "weights": checksum(self.encoder.name),
             "layer": self.layer,
@@ -81,7 +81,9 @@ class BertScore:
         kept = home() / "bertscore" / f"{digest}.json"
         if kept.is_file():
             return tuple(json.loads(kept.read_text(encoding="utf-8"))["baseline"])
-        responses = read_samples(folder, "train")["response_tokens"].drop_nulls().unique().sort()
+        responses = (
+            read_dataset_samples(folder, "train")["response_tokens"].drop_nulls().unique().sort()
+        )
         if len(responses) < 2:
             return None
         draw = np.random.default_rng(0)
@@ -142,7 +144,7 @@ def load(text: str) -> BertScore:
     name, colon, number = text.rpartition(":")
     if not colon or not number.isdigit():
         name, number = text, ""
-    encoder = encoders.load(name)
+    encoder = encoders.load_encoder(name)
     layers = encoder.module.num_layers
     layer = int(number) if number else layers
     if not 0 <= layer <= layers:
@@ -153,7 +155,7 @@ def load(text: str) -> BertScore:
 def checksum(name: str) -> str:
     """Return a hash of an encoder's weights, because the content of a folder may change."""
     whole = hashlib.sha256()
-    for path in sorted(encoders.locate(name).iterdir()):
+    for path in sorted(encoders.find_encoder(name).iterdir()):
         if path.suffix in (".safetensors", ".bin"):
             with path.open("rb") as file:
                 whole.update(hashlib.file_digest(file, "sha256").digest())

@@ -21,7 +21,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from attune.platform.batching.encoding import Ragged
 from attune.platform.core.errors import UsageError
-from attune.platform.core.files import checksum
+from attune.platform.core.files import file_checksum
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 
@@ -61,7 +61,7 @@ def score(
         progress(len(rows))
     share = has_vector[np.concatenate([hypotheses.values, refs.values])].mean()
     signature = (
-        f"embedding.vectors:{path.name}@{checksum(path)[:8]} "
+        f"embedding.vectors:{path.name}@{file_checksum(path)[:8]} "
         f"embedding.dimension:{vectors.dimension} embedding.text:tokens "
         f"embedding.known:{share:.2%} embedding.unknown:skipped"
     )

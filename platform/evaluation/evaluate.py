@@ -119,7 +119,7 @@ def evaluate(
     bleu, signature = metrics.bleu(texts, references)
     # Per word and <eos>, also for models of subwords: otherwise models could not be compared.
     words = samples["response_tokens"].str.count_matches(r"\S+").to_numpy().astype(np.int64)
-    unknown = (responses.values == vocabulary.number(UNKNOWN)).sum()
+    unknown = (responses.values == vocabulary.token_id(UNKNOWN)).sum()
     results: dict[str, float | None] = {
         **metrics.perplexity(scores["log_likelihood"], words + 1),
         "unknown_share": float(unknown / words.sum()),

@@ -18,11 +18,11 @@ from attune.models import published
 from attune.models.base import Annotator, DialogueVariant, TextClassifier
 from attune.models.decoding import Decoding
 from attune.models.published import PROFILES, Figure
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 from attune.platform.core.settings import find_variant
 from attune.platform.data.conversations import SPLITS
-from attune.platform.data.dataset_folder import read_manifest, read_samples
-from attune.platform.data.prepare import find_data
+from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
+from attune.platform.data.prepare import find_prepared_data
 from attune.platform.enrichment.causes import CAUSE_THRESHOLD
 from attune.platform.enrichment.classifier import fit_temperatures, require_classifier
 from attune.platform.evaluation import (
@@ -136,7 +136,7 @@ def evaluate_answers(
     model = (load_model_once if keep_model else load_model)(model_folder)
     variant = model.variant
     assert isinstance(variant, DialogueVariant)
-    samples = select_samples(conditions.profile, read_samples(data, split))
+    samples = select_samples(conditions.profile, read_dataset_samples(data, split))
     if samples.is_empty():
         raise UsageError(f"the split '{split}' of {data} has no samples: choose another")
     if contexts is not None:
@@ -160,7 +160,7 @@ def evaluate_file(
     """Score the answers in a file; BERTScore is rescaled with `data`."""
     table = answers.read(path)
     metrics, signature = answers.score(table)
-    folder = find_data(data) if data else None
+    folder = find_prepared_data(data) if data else None
     more, definitions = _apply_measures(measures, table, folder, track)
     return _result_to_json(None, None, None, path, signature + definitions, metrics | more)
 
@@ -206,7 +206,7 @@ def load_measures(
             )
         )
     if sentence_encoder is not None:
-        reader = encoders.load(sentence_encoder)
+        reader = encoders.load_encoder(sentence_encoder)
         measures.append(
             lambda hypotheses, references, _, advance: sentences.score(
                 reader, hypotheses.to_list(), references.to_list(), advance
@@ -219,7 +219,7 @@ def published_figures(
     run: Run, data: str | None, result: Mapping[str, Any]
 ) -> dict[str, list[Figure]]:
     """Return the figures that papers report for the same metrics, if the data are the same."""
-    data_format = read_manifest(find_data(data or run.data["folder"]))["format"]
+    data_format = read_dataset_manifest(find_prepared_data(data or run.data["folder"]))["format"]
     if result["split"] != TEST or data_format not in PUBLISHED_FORMATS:
         return {}
     by_metric = {name: published.find_figures(run.variant, name) for name in result["metrics"]}
@@ -231,9 +231,9 @@ def _find_data_folder(
 ) -> tuple[Path, dict[str, str]]:
     """Return the folder to evaluate on, and its hash if the run was trained on other data."""
     if split not in SPLITS:
-        raise UsageError(unknown_choice("split", split, SPLITS))
-    folder = find_data(data or run.data["folder"])
-    data_hash = read_manifest(folder)["hash"]
+        raise UsageError(unknown_choice_error("split", split, SPLITS))
+    folder = find_prepared_data(data or run.data["folder"])
+    data_hash = read_dataset_manifest(folder)["hash"]
     is_own = data_hash == run.data["hash"]
     if data is None and not is_own:
         warn(f"note: {folder} has changed since the run was trained on it")
@@ -248,7 +248,7 @@ def _find_model(run: Run, stage: str | None) -> Path:
     if not stages:
         raise UsageError(f"'{run.name}' has no earlier stages: leave --stage out")
     if stage not in stages:
-        raise UsageError(unknown_choice("earlier stage", stage, stages))
+        raise UsageError(unknown_choice_error("earlier stage", stage, stages))
     return run.stage_model(stage)
 
 

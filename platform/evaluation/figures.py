@@ -15,11 +15,11 @@ import polars as pl
 
 from attune.models import all_variants
 from attune.models.base import Explanation, LabelledPoints
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 from attune.platform.core.settings import find_variant
 from attune.platform.data.conversations import SPLITS
 from attune.platform.data.labels import EMOTIONS, LABELS
-from attune.platform.data.prepare import find_data
+from attune.platform.data.prepare import find_prepared_data
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Reliability
 from attune.platform.enrichment.classifier import (
@@ -57,8 +57,8 @@ def check_picture(out: Path) -> None:
 def read_run_split(run: Run, split: str) -> pl.DataFrame:
     """Return a split of the data that a run was trained on."""
     if split not in SPLITS:
-        raise UsageError(unknown_choice("split", split, SPLITS))
-    return read_split(find_variant(run.variant)[0], find_data(run.data["folder"]), split)
+        raise UsageError(unknown_choice_error("split", split, SPLITS))
+    return read_split(find_variant(run.variant)[0], find_prepared_data(run.data["folder"]), split)
 
 
 def draw_samples(

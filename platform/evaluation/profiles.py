@@ -3,13 +3,13 @@
 import polars as pl
 
 from attune.models.published import PROFILES
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 
 
 def select_samples(profile: str, samples: pl.DataFrame) -> pl.DataFrame:
     """Return the samples of a split that a profile answers, in order."""
     if profile not in PROFILES:
-        raise UsageError(unknown_choice("profile", profile, PROFILES))
+        raise UsageError(unknown_choice_error("profile", profile, PROFILES))
     if PROFILES[profile].drops_last_turns:
         return without_last_turns(samples)
     return samples

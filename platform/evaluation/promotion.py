@@ -13,7 +13,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from attune.platform import tracking
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 from attune.platform.evaluation import significance
 from attune.platform.runs.record import Run, write_aliases
 
@@ -66,7 +66,7 @@ def answers_name(split: str) -> str:
 def check_metric(metric: str) -> None:
     """Raise UsageError for a metric without a better direction."""
     if metric not in LOWER + HIGHER:
-        raise UsageError(unknown_choice("metric", metric, LOWER + HIGHER))
+        raise UsageError(unknown_choice_error("metric", metric, LOWER + HIGHER))
 
 
 def promote(run: Run, *, split: str, metric: str, force: bool = False) -> Decision:

@@ -36,15 +36,15 @@ from attune.platform.batching.encoding import (
 )
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.settings import (
-    apply_overrides,
     find_variant,
     labels_utterances,
+    override_settings,
     variants_where,
 )
 from attune.platform.data.dataset_folder import (
     read_cause_samples,
+    read_dataset_samples,
     read_labelled_utterances,
-    read_samples,
 )
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.text import encoders, subwords
@@ -85,7 +85,7 @@ class Model:
         """Encode samples as the columns that the variant reads."""
         requirements, find = self.variant.requirements_for(self.variant.config), None
         if self.lexicon is not None and EMOTION_WORDS in requirements.columns:
-            find = EmotionWords(self.lexicon).find
+            find = EmotionWords(self.lexicon).find_emotion_words
         columns = encode(
             samples,
             self.vocabulary,
@@ -114,7 +114,7 @@ def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl
         return read_cause_samples(folder, split)
     if variant.requirements.labels == "utterances":
         return read_labelled_utterances(folder, split)
-    return read_samples(folder, split)
+    return read_dataset_samples(folder, split)
 
 
 def check_labels(requirements: DataRequirements, samples: pl.DataFrame, place: str) -> None:
@@ -158,14 +158,16 @@ def build_data_info(
     """Return what a variant needs to know about its data to be built."""
     marks = intensity = None
     if lexicon is not None and EMOTION_WORDS in requirements.columns:
-        marks = torch.tensor(EmotionWords(lexicon).mark_vocabulary(vocabulary))
+        marks = torch.tensor(EmotionWords(lexicon).mark_emotion_words(vocabulary))
     if lexicon is not None and requirements.intensity:
-        intensity = torch.tensor([lexicon.intensity(token) for token in vocabulary.tokens])
+        intensity = torch.tensor(
+            [lexicon.emotional_intensity(token) for token in vocabulary.tokens]
+        )
     return DataInfo(
         num_tokens=len(vocabulary),
         specials={token: vocabulary.numbers[token] for token in SPECIALS},
         emotions=emotions,
-        emotion_tokens=tuple(vocabulary.number(emotion) for emotion in emotions),
+        emotion_tokens=tuple(vocabulary.token_id(emotion) for emotion in emotions),
         word_vectors=None if vectors is None else torch.from_numpy(vectors.matrix),
         emotion_words=marks,
         intensity=intensity,
@@ -191,7 +193,7 @@ def build_model(
     encoder = (
         None
         if requirements.encoder is None
-        else encoders.load(getattr(config, requirements.encoder))
+        else encoders.load_encoder(getattr(config, requirements.encoder))
     )
     data_info = build_data_info(
         vocabulary,
@@ -268,14 +270,14 @@ def load_model(folder: Path) -> Model:
         if not (folder / name).is_file():
             raise UsageError(f"'{folder}' is not a model: {name} is missing")
     description = json.loads((folder / MODEL_DESCRIPTION).read_text(encoding="utf-8"))
-    vocabulary = subwords.load(folder / VOCABULARY_FILE)
+    vocabulary = subwords.load_words_or_subwords(folder / VOCABULARY_FILE)
     variant, _ = find_variant(description["variant"])
-    config = apply_overrides(variant.Config(), description["config"])
+    config = override_settings(variant.Config(), description["config"])
     requirements = variant.requirements_for(config)
     lexicon = Lexicon.load(folder / LEXICON_FILE) if requires_lexicon(requirements) else None
     encoder = None
     if requirements.encoder is not None:
-        encoder = encoders.restore(getattr(config, requirements.encoder), folder / ENCODER)
+        encoder = encoders.restore_encoder(getattr(config, requirements.encoder), folder / ENCODER)
     data_info = build_data_info(
         vocabulary,
         tuple(description["emotions"]),

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from attune.platform.core.errors import DataError, UsageError, unknown_choice
+from attune.platform.core.errors import DataError, UsageError, unknown_choice_error
 from attune.platform.core.home import home
 from attune.platform.core.records import (
     FormatVersionError,
     read_record,
-    report_skipped,
+    report_skipped_record,
     write_record,
 )
 
@@ -160,7 +160,7 @@ def all_runs(report: Callable[[str], None] = lambda _: None) -> Iterator[Run]:
         try:
             runs.append(read_run(path.parent))
         except FormatVersionError as error:
-            report_skipped(error)
+            report_skipped_record(error)
         except DataError as error:
             report(str(error))
     yield from sorted(runs, key=lambda run: (run.created, run.name))
@@ -178,7 +178,7 @@ def find_run(text: str) -> Run:
         matches = [run for run in runs if run.variant == variant]
         if not matches:
             raise UsageError(
-                unknown_choice("variant among the runs", variant, {r.variant for r in runs})
+                unknown_choice_error("variant among the runs", variant, {r.variant for r in runs})
             )
         return matches[-1]
     for run in runs:
@@ -187,7 +187,7 @@ def find_run(text: str) -> Run:
     if not runs:
         raise UsageError(f"unknown run '{text}': there are none in {runs_folder()} yet")
     raise UsageError(
-        f"{unknown_choice('run', text, [run.name for run in runs])} ('attune runs' lists all)"
+        f"{unknown_choice_error('run', text, [run.name for run in runs])} ('attune runs' lists all)"
     )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.platform.core.commit import VARIABLE, commit
-from attune.platform.core.errors import ServiceError, UsageError, unknown_choice
+from attune.platform.core.errors import ServiceError, UsageError, unknown_choice_error
 from attune.platform.core.home import home
 from attune.platform.core.logging import DASHBOARD, JOB
 from attune.platform.services import cluster, stack, wheel
@@ -175,7 +175,9 @@ class Jobs:
         if not jobs:
             raise UsageError(f"unknown job '{text}': the cluster at {self.address} has no jobs yet")
         names = [job.id for job in jobs]
-        raise UsageError(f"{unknown_choice('job', text, names)} ('attune jobs list' lists all)")
+        raise UsageError(
+            f"{unknown_choice_error('job', text, names)} ('attune jobs list' lists all)"
+        )
 
     def logs(self, job: str) -> str:
         """Return the output of a job."""

@@ -14,8 +14,8 @@ from attune.models.base import Batch, DialogueVariant, Explanation
 from attune.models.decoding import Decoding, decode, stream
 from attune.platform.batching.encoding import PADDING, Columns
 from attune.platform.batching.streams import Stream
-from attune.platform.core.errors import UsageError, unknown_choice
-from attune.platform.core.settings import apply_overrides, find_variant
+from attune.platform.core.errors import UsageError, unknown_choice_error
+from attune.platform.core.settings import find_variant, override_settings
 from attune.platform.data.conversations import LISTENER, SPEAKER
 from attune.platform.data.samples import SAMPLES
 from attune.platform.enrichment.classifier import add_context_labels
@@ -221,7 +221,7 @@ def run_controls(run: Run) -> Mapping[str, Sequence[str]]:
     variant = find_variant(run.variant)[0]
     if not issubclass(variant, DialogueVariant):
         return {}
-    return variant.controls_for(apply_overrides(variant.Config(), run.config))
+    return variant.controls_for(override_settings(variant.Config(), run.config))
 
 
 def check_controls(
@@ -232,6 +232,6 @@ def check_controls(
         if not known:
             raise UsageError(f"control '{name}': {model_name} has no controls")
         if name not in known:
-            raise UsageError(unknown_choice("control", name, known))
+            raise UsageError(unknown_choice_error("control", name, known))
         if value not in known[name]:
-            raise UsageError(unknown_choice(f"value of {name}", value, known[name]))
+            raise UsageError(unknown_choice_error(f"value of {name}", value, known[name]))

@@ -19,25 +19,29 @@ class EmotionWords:
     def __init__(self, lexicon: Lexicon):
         self.lexicon = lexicon
 
-    def find(self, tokens: pl.Series) -> pl.Series:
+    def find_emotion_words(self, tokens: pl.Series) -> pl.Series:
         """Return the emotion words of space-separated tokens, in the same form; null stays null.
 
         Each distinct text is tagged once.
         """
         distinct = tokens.drop_nulls().unique(maintain_order=True)
-        emotion_words = {text: " ".join(self._find_in_words(text.split())) for text in distinct}
+        emotion_words = {
+            text: " ".join(self._select_emotion_words(text.split())) for text in distinct
+        }
         return tokens.replace_strict(emotion_words, default=None, return_dtype=pl.String)
 
-    def mark_vocabulary(self, vocabulary: Vocabulary) -> list[bool]:
+    def mark_emotion_words(self, vocabulary: Vocabulary) -> list[bool]:
         """Return for each token of a vocabulary whether it is an emotion word.
 
         Tokens are tagged one by one, since generated words come without a sentence to tag.
         """
         words = vocabulary.tokens[len(SPECIALS) :]
-        return [False] * len(SPECIALS) + [bool(self._find_in_words([word])) for word in words]
+        return [False] * len(SPECIALS) + [
+            bool(self._select_emotion_words([word])) for word in words
+        ]
 
-    def _find_in_words(self, words: Sequence[str]) -> list[str]:
-        tagged = _load_tagger()(words)
+    def _select_emotion_words(self, words: Sequence[str]) -> list[str]:
+        tagged = _load_adjective_tagger()(words)
         return [
             word
             for word, tag in tagged
@@ -46,7 +50,7 @@ class EmotionWords:
 
 
 @functools.cache
-def _load_tagger() -> Callable[[Sequence[str]], list[tuple[str, str]]]:
+def _load_adjective_tagger() -> Callable[[Sequence[str]], list[tuple[str, str]]]:
     """Load textblob's Brill tagger; those of nltk and spaCy would need a download."""
     from textblob.en import parser  # type: ignore[import-untyped]
 

@@ -41,7 +41,7 @@ class Pretrained(nn.Module):
         """Return hidden states (B, T, width) of the last layer, or of another; 0 is the input."""
         there = subwords > 0
         numbers = torch.where(there, subwords - 1, self.padding)
-        with _attention_backend():
+        with _encoder_attention_backend():
             output = self.network(
                 input_ids=numbers,
                 attention_mask=there.long(),
@@ -51,7 +51,7 @@ class Pretrained(nn.Module):
         return states
 
 
-def _attention_backend() -> AbstractContextManager[None]:
+def _encoder_attention_backend() -> AbstractContextManager[None]:
     """Return a context without torch's fused attention in bf16 on CPUs, where it takes two to five
     times as long."""
     if torch.is_autocast_enabled("cpu"):
@@ -100,7 +100,7 @@ class TextEncoder:
         self.tokenizer.save_pretrained(folder)
 
 
-def locate(name: str) -> Path:
+def find_encoder(name: str) -> Path:
     """Return the folder of an encoder, or raise an error that says how to get one."""
     if name == MINILM:
         package = importlib.util.find_spec(_PACKAGE)  # to import it would take seconds
@@ -119,31 +119,31 @@ def locate(name: str) -> Path:
     return folder
 
 
-def load(name: str) -> TextEncoder:
+def load_encoder(name: str) -> TextEncoder:
     """Load an encoder with its pretrained weights."""
     from transformers import AutoModel
 
-    folder = locate(name)
+    folder = find_encoder(name)
     return _build_encoder(
-        name, folder, _from_pretrained(AutoModel, folder, config=_load_config(folder))
+        name, folder, _load_pretrained(AutoModel, folder, config=_load_encoder_config(folder))
     )
 
 
-def restore(name: str, folder: Path) -> TextEncoder:
+def restore_encoder(name: str, folder: Path) -> TextEncoder:
     """Load what `TextEncoder.save` wrote; the weights are initialised and must be loaded."""
     from transformers import AutoModel
 
-    return _build_encoder(name, folder, AutoModel.from_config(_load_config(folder)))
+    return _build_encoder(name, folder, AutoModel.from_config(_load_encoder_config(folder)))
 
 
-def _load_config(folder: Path) -> Any:
+def _load_encoder_config(folder: Path) -> Any:
     """Load the configuration of an encoder, without dropout on attention weights.
 
     Such dropout prevents fused attention and doubles the time; hidden states keep their dropout.
     """
     from transformers import AutoConfig
 
-    config = _from_pretrained(AutoConfig, folder)
+    config = _load_pretrained(AutoConfig, folder)
     for name in ("attention_probs_dropout_prob", "attention_dropout"):
         if hasattr(config, name):
             setattr(config, name, 0.0)
@@ -153,7 +153,7 @@ def _load_config(folder: Path) -> Any:
 def _build_encoder(name: str, folder: Path, network: Any) -> TextEncoder:
     from transformers import AutoTokenizer
 
-    tokenizer = _from_pretrained(AutoTokenizer, folder)
+    tokenizer = _load_pretrained(AutoTokenizer, folder)
     for token in ("cls_token_id", "sep_token_id", "pad_token_id"):
         if getattr(tokenizer, token) is None:
             raise UsageError(f"the encoder '{name}' cannot be used: its tokenizer has no {token}")
@@ -161,7 +161,7 @@ def _build_encoder(name: str, folder: Path, network: Any) -> TextEncoder:
     return TextEncoder(name=name, module=module.eval(), tokenizer=tokenizer)
 
 
-def _from_pretrained(kind: Any, folder: Path, **options: Any) -> Any:
+def _load_pretrained(kind: Any, folder: Path, **options: Any) -> Any:
     """Call `from_pretrained` of a class of transformers on a local folder."""
     from transformers.utils import logging
 

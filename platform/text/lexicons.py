@@ -20,7 +20,7 @@ class Lexicon:
     def __contains__(self, word: str) -> bool:
         return word in self.words
 
-    def intensity(self, word: str) -> float:
+    def emotional_intensity(self, word: str) -> float:
         """Return the emotional intensity of a word: |valence - 1/2| + arousal, 0 if unknown."""
         if word not in self.valence_arousal:
             return 0.0
@@ -44,7 +44,7 @@ class Lexicon:
         values. Valence and arousal: NRC-VAD (`word<tab>valence<tab>arousal<tab>dominance`, with or
         without header).
         """
-        content = _read_words(_check_exists(words))
+        content = _read_lexicon_words(_check_lexicon_exists(words))
         if isinstance(content, dict):
             pairs = {w: (float(v), float(a)) for w, (v, a) in content["valence_arousal"].items()}
             lexicon = cls(words=frozenset(content["words"]), valence_arousal=pairs)
@@ -54,16 +54,16 @@ class Lexicon:
 
     def with_valence_arousal(self, path: Path) -> "Lexicon":
         """Return the lexicon with valence and arousal from NRC-VAD."""
-        return replace(self, valence_arousal=_read_valence_arousal(_check_exists(path)))
+        return replace(self, valence_arousal=_read_valence_arousal(_check_lexicon_exists(path)))
 
 
-def _check_exists(path: Path) -> Path:
+def _check_lexicon_exists(path: Path) -> Path:
     if not path.is_file():
         raise UsageError(f"no such lexicon file: '{path}'")
     return path
 
 
-def _read_words(path: Path) -> frozenset[str] | dict[str, dict[str, tuple[float, float]]]:
+def _read_lexicon_words(path: Path) -> frozenset[str] | dict[str, dict[str, tuple[float, float]]]:
     if path.suffix == ".json":
         try:
             content = json.loads(path.read_text(encoding="utf-8"))

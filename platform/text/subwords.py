@@ -35,7 +35,7 @@ class Subwords(Vocabulary):
         self.tokenizer = tokenizer
 
     @classmethod
-    def learn(cls, texts: Iterable[str], size: int = SIZE) -> "Subwords":
+    def learn_byte_pairs(cls, texts: Iterable[str], size: int = SIZE) -> "Subwords":
         """Train byte-pair encoding on space-separated tokens; `size` includes special tokens."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -56,7 +56,7 @@ class Subwords(Vocabulary):
         return cls(tokenizer)
 
     @classmethod
-    def read(cls, path: Path) -> "Subwords":
+    def read_byte_pairs(cls, path: Path) -> "Subwords":
         """Read a byte-level tokenizer, such as the `tokenizer.json` of RoBERTa."""
         from tokenizers import Tokenizer, pre_tokenizers
 
@@ -106,7 +106,7 @@ class Subwords(Vocabulary):
         self.tokenizer.save(str(path.with_name(TOKENIZER)))
 
 
-def load(path: Path) -> Vocabulary:
+def load_words_or_subwords(path: Path) -> Vocabulary:
     """Load a vocabulary: subwords if there is a tokenizer beside it, else words."""
     tokenizer = path.with_name(TOKENIZER)
-    return Subwords.read(tokenizer) if tokenizer.is_file() else Vocabulary.load(path)
+    return Subwords.read_byte_pairs(tokenizer) if tokenizer.is_file() else Vocabulary.load(path)

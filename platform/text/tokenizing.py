@@ -56,7 +56,7 @@ CONTRACTIONS = {
 # An end mark that Punkt considers: followed by another word, or directly by punctuation.
 _SENTENCE_END_INSIDE = r"[.?!](?:\s+\S|[)\";}\]*:@'({\[?!])"
 # The most frequent case, a plain word, its end mark, spaces and a letter: Punkt always splits here,
-# unless the word is an abbreviation or begins a collocation ("no. 5"); see `_split_sentences`.
+# unless the word is an abbreviation or begins a collocation ("no. 5"); see `_tokenize_sentences`.
 _PLAIN_SENTENCE_END = re.compile(r"(?<!\S)([a-z]{2,})([.?!]) +(?=[a-z])")
 _QUOTE_BEFORE_WORD = r"(?:^|\W)'\w"
 _PUNKT = "llama_index/core/_static/nltk_cache/tokenizers/punkt_tab/english"
@@ -77,7 +77,7 @@ def tokenize(texts: pl.Series, *, expand_contractions: bool = True) -> pl.Series
     several = pl.col("lowered").str.contains(_SENTENCE_END_INSIDE) | ~_is_ascii("lowered")
     single = frame.filter(~several).select("index", sentence="lowered")
     cut = frame.filter(several)
-    pieces = [_split_sentences(text) for text in cut["lowered"]]
+    pieces = [_tokenize_sentences(text) for text in cut["lowered"]]
     sentences = pl.DataFrame(
         {
             "index": np.repeat(cut["index"].to_numpy(), [len(piece) for piece in pieces]),
@@ -85,7 +85,7 @@ def tokenize(texts: pl.Series, *, expand_contractions: bool = True) -> pl.Series
         }
     )
     tokens = (
-        _split_words(pl.concat([single, sentences]).sort("index", maintain_order=True))
+        _tokenize_words(pl.concat([single, sentences]).sort("index", maintain_order=True))
         .filter(pl.col("tokens") != "")
         .group_by("index", maintain_order=True)
         .agg(pl.col("tokens").str.join(" "))
@@ -124,7 +124,7 @@ def nltk_tokenize(text: str) -> list[str]:
     ]
 
 
-def sentences(text: str) -> list[str]:
+def punkt_sentences(text: str) -> list[str]:
     """Return Punkt's sentences of a text, in its original case."""
     return list(_plain_punkt().tokenize(text))
 
@@ -164,7 +164,7 @@ def _punkt_parameters() -> PunktParameters:
     return parameters
 
 
-def _split_sentences(text: str) -> list[str]:
+def _tokenize_sentences(text: str) -> list[str]:
     """Return Punkt's sentences; clear cases are split without calling it.
 
     Punkt ends a sentence at `word.` + `next` unless `word` is an abbreviation or begins a known
@@ -196,7 +196,7 @@ def _is_ascii(column: str) -> pl.Expr:
     return pl.col(column).str.len_bytes() == pl.col(column).str.len_chars()
 
 
-def _split_words(sentences: pl.DataFrame) -> pl.DataFrame:
+def _tokenize_words(sentences: pl.DataFrame) -> pl.DataFrame:
     """Return (index, tokens): the Treebank tokens of each sentence, joined by spaces, in order."""
     plain = _is_ascii("sentence") & ~pl.col("sentence").str.contains(_QUOTE_BEFORE_WORD)
     numbered = sentences.with_row_index("place")
@@ -223,14 +223,14 @@ def _apply_treebank_rules(text: pl.Expr) -> pl.Expr:
     before = [*starting_quotes, *rules.PUNCTUATION, rules.PARENS_BRACKETS, rules.DOUBLE_DASHES]
     contractions = [(rule, r" \1 \2 ") for rule in (*rules.CONTRACTIONS2, *rules.CONTRACTIONS3)]
     for rule, replacement in before:
-        text = text.str.replace_all(*_translate_to_rust(rule.pattern, replacement))
+        text = text.str.replace_all(*_translate_treebank_rule(rule.pattern, replacement))
     text = pl.concat_str(pl.lit(" "), text, pl.lit(" "))
     for rule, replacement in [*rules.ENDING_QUOTES, *contractions]:
-        text = text.str.replace_all(*_translate_to_rust(rule.pattern, replacement))
+        text = text.str.replace_all(*_translate_treebank_rule(rule.pattern, replacement))
     return text.str.replace_all(r"\s+", " ").str.strip_chars()
 
 
-def _translate_to_rust(pattern: str, replacement: str) -> tuple[str, str]:
+def _translate_treebank_rule(pattern: str, replacement: str) -> tuple[str, str]:
     """Translate a rule to Rust: no comments, possessive `*+` or `\\<`; `${1}` is a group."""
     for python, rust in (("(?#X)", ""), ("*+", "*"), (r"\<", "<"), (r"\>", ">")):
         pattern = pattern.replace(python, rust)

@@ -58,7 +58,7 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def number(self, token: str) -> int:
+    def token_id(self, token: str) -> int:
         """Return the id of a token, or that of `<unk>`."""
         return self.numbers.get(token, self.numbers[UNKNOWN])
 
@@ -74,7 +74,7 @@ class Vocabulary:
         )
 
     @functools.cached_property
-    def _table(self) -> tuple[pl.Series, pl.Series]:
+    def _vocabulary_table(self) -> tuple[pl.Series, pl.Series]:
         """All tokens and their numbers; converting the dictionary for each text takes longer than
         the model's first token."""
         return pl.Series(self.tokens), pl.Series(range(len(self)), dtype=pl.Int32)
@@ -82,7 +82,7 @@ class Vocabulary:
     def encode_distinct(self, texts: pl.Series) -> pl.DataFrame:
         """Return the ids of distinct texts: (text, number), where `number` is a list."""
         if len(texts) <= FEW_TEXTS:
-            ids = [[self.number(token) for token in text.split(" ") if token] for text in texts]
+            ids = [[self.token_id(token) for token in text.split(" ") if token] for text in texts]
             return pl.DataFrame({"text": texts, "number": pl.Series(ids, dtype=pl.List(pl.Int32))})
         return (
             texts.to_frame()
@@ -91,7 +91,7 @@ class Vocabulary:
             .filter(pl.col("token") != "")
             .with_columns(
                 number=pl.col("token").replace_strict(
-                    *self._table, default=self.numbers[UNKNOWN], return_dtype=pl.Int32
+                    *self._vocabulary_table, default=self.numbers[UNKNOWN], return_dtype=pl.Int32
                 )
             )
             .group_by("text", maintain_order=True)

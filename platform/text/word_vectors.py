@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.files import open_bytes
+from attune.platform.core.files import open_file_bytes
 from attune.platform.text.vocabulary import SPECIALS, Vocabulary
 
 
@@ -24,7 +24,7 @@ class WordVectors:
         return int(self.matrix.shape[1])
 
     @property
-    def coverage(self) -> float:
+    def word_vector_coverage(self) -> float:
         """The share of the vocabulary, without special tokens, that the file contains."""
         words = self.in_file[len(SPECIALS) :]
         return float(words.mean()) if len(words) else 0.0
@@ -40,7 +40,7 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> W
         raise UsageError(f"no such word vectors: '{path}'; name a GloVe text file (.txt or .gz)")
     rows: dict[int, npt.NDArray[np.float32]] = {}
     dimension = 0
-    with open_bytes(path) as stream:
+    with open_file_bytes(path) as stream:
         for row, line in enumerate(stream, start=1):
             name, _, numbers = line.rstrip().partition(b" ")
             if row == 1:
@@ -51,7 +51,7 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> W
             number = vocabulary.numbers.get(name.decode("utf-8", errors="replace"))
             if number is None:
                 continue
-            rows[number] = _parse_vector(path, row, numbers, dimension)
+            rows[number] = _parse_word_vector(path, row, numbers, dimension)
     if not rows:
         raise DataError(
             f"{path} has none of the {len(vocabulary)} tokens of the vocabulary: name vectors of "
@@ -67,7 +67,9 @@ def load_word_vectors(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> W
     return WordVectors(matrix=matrix, in_file=in_file)
 
 
-def _parse_vector(path: Path, row: int, numbers: bytes, dimension: int) -> npt.NDArray[np.float32]:
+def _parse_word_vector(
+    path: Path, row: int, numbers: bytes, dimension: int
+) -> npt.NDArray[np.float32]:
     try:
         vector = np.array(numbers.split(), dtype=np.float32)
     except ValueError as error:

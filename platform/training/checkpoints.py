@@ -21,8 +21,8 @@ from attune.platform.core.disk import (
     MEGABYTE,
     DiskFullError,
     describe_full_disk,
-    folder_bytes,
-    free_bytes,
+    folder_bytes_on_disk,
+    free_disk_bytes,
 )
 from attune.platform.runs.record import Run, checkpoint_folders
 from attune.platform.runs.status import resume_command
@@ -125,7 +125,7 @@ def _delete_surplus(folder: Path, newest: Path) -> None:
 
 def require_space(run: Run, weights: int) -> None:
     """Raise DiskFullError if the next checkpoint does not fit on the disk, before writing it."""
-    if free_bytes(run.folder) < _required_bytes(run.checkpoints, weights):
+    if free_disk_bytes(run.folder) < _required_bytes(run.checkpoints, weights):
         raise DiskFullError(describe_full_disk(run.folder, *describe_need(run, weights)))
 
 
@@ -141,7 +141,7 @@ def describe_need(run: Run, weights: int) -> tuple[str, str]:
 def _required_bytes(folder: Path, weights: int) -> int:
     """Return the size of the next checkpoint: that of the largest one there, else an estimate from
     the size of the weights. The one at the end of a stage is small: it has no optimizer state."""
-    sizes = [folder_bytes(path) for path in checkpoint_folders(folder)]
+    sizes = [folder_bytes_on_disk(path) for path in checkpoint_folders(folder)]
     return max(sizes, default=SIZE_IN_WEIGHTS * weights)
 
 

@@ -19,8 +19,8 @@ from attune.models.base import (
 )
 from attune.platform.batching.encoding import Columns, unpaired_columns, with_next_turn
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.core.settings import Threshold, find_threshold
-from attune.platform.data.dataset_folder import read_manifest, read_samples
+from attune.platform.core.settings import Threshold, find_threshold_setting
+from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.enrichment.causes import apply_cause_threshold
 from attune.platform.enrichment.filters import keep_emotional
 from attune.platform.enrichment.unpaired import UNPAIRED_FILES, check_harvest, read_unpaired
@@ -34,7 +34,7 @@ from attune.platform.runs.model import (
 from attune.platform.runs.record import (
     Run,
 )
-from attune.platform.text.encoders import locate
+from attune.platform.text.encoders import find_encoder
 
 
 def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
@@ -68,14 +68,14 @@ def read_training_samples(
     lack the labels or causes that the variant reads.
     """
     requirements = variant.requirements_for(config)
-    samples = read_split_once(variant, folder, split, read_manifest(folder)["hash"])
+    samples = read_split_once(variant, folder, split, read_dataset_manifest(folder)["hash"])
     filters = requirements.filters
-    emotionality = find_threshold(config, filters.emotionality_threshold)
+    emotionality = find_threshold_setting(config, filters.emotionality_threshold)
     if emotionality and split == "train":
         samples = keep_emotional(samples, folder, emotionality)
     check_labels(requirements, samples, f"{folder}, {split}")
     if CAUSES in requirements.columns:
-        if cause := find_threshold(config, filters.cause_threshold):
+        if cause := find_threshold_setting(config, filters.cause_threshold):
             samples = apply_cause_threshold(samples, folder, split, cause)
         if not samples[CAUSES].explode().count():
             raise DataError(
@@ -99,7 +99,7 @@ def read_split_once(
 def _read_unpaired_stream(run: Run, filters: DataFilters, config: Any, stream: str) -> pl.DataFrame:
     """Return unpaired text: from the harvest if one is set, else from the data."""
     if "harvest" not in run.data:
-        return read_samples(Path(run.data["folder"]), UNPAIRED_FILES[stream])
+        return read_dataset_samples(Path(run.data["folder"]), UNPAIRED_FILES[stream])
     folder = _check_unchanged(run, run.data["harvest"])
     return read_unpaired(folder, stream, _harvest_threshold(filters, config))
 
@@ -119,7 +119,7 @@ def _harvest_folder(filters: DataFilters, config: Any) -> str:
 def _check_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
     """Return a data folder of a run; raise UsageError if its content has changed since then."""
     folder = Path(data["folder"])
-    current_hash = read_manifest(folder)["hash"]
+    current_hash = read_dataset_manifest(folder)["hash"]
     if current_hash != data["hash"]:
         raise UsageError(
             f"{folder} has changed since run '{run.name}' was started (hash {current_hash[:12]} "
@@ -133,7 +133,7 @@ def check_data(variant: type[Variant], name: str, config: Any, folder: Path) -> 
     encoder, causes, labels or unpaired text."""
     requirements = variant.requirements_for(config)
     if requirements.encoder is not None:
-        locate(getattr(config, requirements.encoder))
+        find_encoder(getattr(config, requirements.encoder))
     unpaired = {UNPAIRED_FILES[n] for n in requirements.streams if n in UNPAIRED_FILES}
     if unpaired and not _harvest_folder(requirements.filters, config):
         _check_unpaired_splits(unpaired, name, config, requirements.filters, folder)
@@ -141,7 +141,7 @@ def check_data(variant: type[Variant], name: str, config: Any, folder: Path) -> 
         issubclass(variant, Annotator)
         or requirements.labels == "utterances"
         or {CAUSES, CONTEXT_LABELS} & set(requirements.columns)
-        or find_threshold(config, requirements.filters.emotionality_threshold)
+        or find_threshold_setting(config, requirements.filters.emotionality_threshold)
     ):
         for split in ("train", "valid"):
             read_training_samples(variant, config, folder, split)
@@ -157,7 +157,7 @@ def _check_unpaired_splits(
             f"{threshold}: only the texts of a harvest have probabilities: name one with --set "
             f"{filters.harvest}=DIR"
         )
-    if missing := streams - set(read_manifest(folder)["splits"]):
+    if missing := streams - set(read_dataset_manifest(folder)["splits"]):
         raise UsageError(
             f"'{name}' also trains on unpaired text, but {folder} has no '{min(missing)}': create "
             f"it with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR', and select it "

@@ -16,7 +16,7 @@ from attune.platform.core.disk import DiskFullError, explain_full_disk
 from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import find_variant
-from attune.platform.data.dataset_folder import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.runs.lock import lock_runs
 from attune.platform.runs.log import log_file, write_log
 from attune.platform.runs.metrics_file import LineFollower, MetricsFollower, read_metrics
@@ -109,7 +109,7 @@ def _start(run: Run) -> Run:
         (run.folder / previous).unlink(missing_ok=True)
     run = dataclasses.replace(run, error="", **current_job())
     if run.run_id is None:
-        run = tracking.start_run(run, read_manifest(Path(run.data["folder"])))
+        run = tracking.start_run(run, read_dataset_manifest(Path(run.data["folder"])))
     else:
         tracking.reopen_run(run)
     write_log(run, "training started")
@@ -305,7 +305,7 @@ def sample_answers(run: Run) -> pl.DataFrame | None:
     variant, _ = find_variant(run.variant)
     if not run.model.is_dir() or not issubclass(variant, DialogueVariant):
         return None
-    samples = read_samples(Path(run.data["folder"]), "valid")
+    samples = read_dataset_samples(Path(run.data["folder"]), "valid")
     samples = samples.sample(min(SAMPLE_ANSWERS, samples.height), seed=0)
     answers = Responder(run.model).respond(samples["context"].to_list())
     predicted = [

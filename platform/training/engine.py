@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attune.models.base import Batches, Losses, Progress, Variant
 from attune.models.precision import has_native_bf16
-from attune.platform.core.errors import DataError, UsageError, unknown_choice
+from attune.platform.core.errors import DataError, UsageError, unknown_choice_error
 from attune.platform.training.settings import TrainingConfig
 
 BASE_SETTINGS, SETTINGS_FOLDER = "deepspeed.json", "deepspeed"
@@ -173,7 +173,7 @@ def read_deepspeed_settings(name_or_path: str) -> dict[str, Any]:
             name_or_path, folder.joinpath(f"{name_or_path}.json").read_text(encoding="utf-8")
         )
     if not Path(name_or_path).is_file():
-        what = unknown_choice("settings of DeepSpeed", name_or_path, names)
+        what = unknown_choice_error("settings of DeepSpeed", name_or_path, names)
         raise UsageError(f"deepspeed={name_or_path}: {what}, or name a JSON file that is there")
     return _parse_settings(name_or_path, Path(name_or_path).read_text(encoding="utf-8"))
 
@@ -208,7 +208,7 @@ def _parse_settings(name_or_path: str, text: str) -> dict[str, Any]:
             )
         if key not in ALLOWED_KEYS:
             raise UsageError(
-                f"deepspeed={name_or_path}: {unknown_choice('key', key, ALLOWED_KEYS)}"
+                f"deepspeed={name_or_path}: {unknown_choice_error('key', key, ALLOWED_KEYS)}"
             )
     try:
         DeepSpeedZeroConfig(**content.get(ZERO, {}))

@@ -3,7 +3,7 @@
 import json
 
 from attune.platform.core.errors import DataError
-from attune.platform.core.files import checksum
+from attune.platform.core.files import file_checksum
 from attune.platform.runs.model import LEXICON_FILE, VOCABULARY_FILE
 from attune.platform.runs.record import Run
 from attune.platform.text.subwords import TOKENIZER
@@ -17,7 +17,7 @@ INPUT_FILES = (VOCABULARY_FILE, TOKENIZER, LEXICON_FILE, BASE_SETTINGS)
 def write_input_checksums(run: Run) -> None:
     """Write the checksums of a new run's files, for `check_inputs`."""
     files = {name: run.folder / name for name in INPUT_FILES}
-    checksums = {name: checksum(path) for name, path in files.items() if path.is_file()}
+    checksums = {name: file_checksum(path) for name, path in files.items() if path.is_file()}
     (run.folder / INPUTS).write_text(json.dumps(checksums, indent=2) + "\n", encoding="utf-8")
 
 
@@ -29,13 +29,13 @@ def check_inputs(run: Run) -> None:
         return
     for name, value in expected.items():
         path, copy = run.folder / name, run.model / name
-        if path.is_file() and checksum(path) == value:
+        if path.is_file() and file_checksum(path) == value:
             continue
         problem = (
             "has changed since the run was started, or is damaged"
             if path.is_file()
             else "is missing"
         )
-        is_intact = copy.is_file() and checksum(copy) == value
+        is_intact = copy.is_file() and file_checksum(copy) == value
         fix = f"restore it with 'cp {copy} {path}'" if is_intact else "start a new run"
         raise DataError(f"{path} {problem}: {fix}")

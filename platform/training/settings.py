@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from attune.models.base import Bounds, Choice, Count, Range, Share, Steps, Weight
-from attune.platform.core.errors import UsageError, unknown_choice
-from attune.platform.core.settings import apply_overrides, find_variant, parse_settings
+from attune.platform.core.errors import UsageError, unknown_choice_error
+from attune.platform.core.settings import find_variant, override_settings, parse_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def configure(
     """Return the model's and the training's settings: defaults, preset, ablation, overrides."""
     variant, fixed = find_variant(name)
     if preset not in variant.presets:
-        raise UsageError(unknown_choice("preset", preset, variant.presets))
+        raise UsageError(unknown_choice_error("preset", preset, variant.presets))
     model, training = parse_variant_settings(
         name,
         {
@@ -132,7 +132,7 @@ def configure(
             **(overrides or {}),
         },
     )
-    return apply_overrides(variant.Config(), model), apply_overrides(TrainingConfig(), training)
+    return override_settings(variant.Config(), model), override_settings(TrainingConfig(), training)
 
 
 def parse_variant_settings(
@@ -145,7 +145,7 @@ def parse_variant_settings(
     for key in overrides:
         if key not in model_keys | training_keys:
             hint = f"'attune variants {name}' lists the settings"
-            raise UsageError(unknown_choice("setting", key, model_keys | training_keys, hint))
+            raise UsageError(unknown_choice_error("setting", key, model_keys | training_keys, hint))
     return (
         parse_settings(config, {k: v for k, v in overrides.items() if k in model_keys}),
         parse_settings(TrainingConfig, {k: v for k, v in overrides.items() if k in training_keys}),

@@ -19,15 +19,15 @@ from attune.platform.core.commit import commit
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import current_job
 from attune.platform.core.settings import (
-    apply_overrides,
     find_variant,
     labels_utterances,
+    override_settings,
     variants_where,
 )
 from attune.platform.data import bundled
-from attune.platform.data.dataset_folder import LEXICON, TOKENS, read_manifest
+from attune.platform.data.dataset_folder import LEXICON, TOKENS, read_dataset_manifest
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.prepare import find_data
+from attune.platform.data.prepare import find_prepared_data
 from attune.platform.enrichment.labels import LABELS_KEY
 from attune.platform.runs.model import (
     CONTEXT_LABELS,
@@ -91,8 +91,8 @@ def new_run(
         )
     if training.word_vectors and not Path(training.word_vectors).is_file():
         raise UsageError(f"word_vectors={training.word_vectors}: there is no such file")
-    folder = find_data(data)
-    manifest = read_manifest(folder)
+    folder = find_prepared_data(data)
+    manifest = read_dataset_manifest(folder)
     requirements = find_variant(variant)[0].requirements_for(config)
     check_data(find_variant(variant)[0], variant, config, folder)
     lexicon, lexicon_notice = None, ""
@@ -136,7 +136,7 @@ def new_run(
         )
     run.folder.mkdir(parents=True, exist_ok=True)
     if first is not None:
-        vocabulary = subwords.load(first.model / VOCABULARY_FILE)
+        vocabulary = subwords.load_words_or_subwords(first.model / VOCABULARY_FILE)
     else:
         vocabulary = _build_vocabulary(
             find_variant(variant)[0], requirements.tokenizer, training, folder, manifest["hash"]
@@ -175,7 +175,7 @@ def _build_vocabulary(
             folder, data_hash, training.vocabulary, training.min_count, training.vocabulary_size
         )
     if training.tokenizer is not None:
-        return Subwords.read(Path(training.tokenizer))
+        return Subwords.read_byte_pairs(Path(training.tokenizer))
     return _learn_subwords(variant, folder, data_hash, training.vocabulary_size or subwords.SIZE)
 
 
@@ -198,7 +198,7 @@ def _build_word_vocabulary(
 def _learn_subwords(variant: type[Variant], folder: Path, data_hash: str, size: int) -> Subwords:
     samples = read_split_once(variant, folder, "train", data_hash)
     texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
-    return Subwords.learn(texts.drop_nulls().unique(maintain_order=True), size)
+    return Subwords.learn_byte_pairs(texts.drop_nulls().unique(maintain_order=True), size)
 
 
 def _load_lexicon(
@@ -310,7 +310,7 @@ def _check_same_settings(run: Run, variant: str, asked: Mapping[str, Any]) -> No
 
 def _check_same_data(run: Run, data: str) -> None:
     """Refuse other data than the run's; the content counts, not the folder."""
-    if read_manifest(find_data(data))["hash"] != run.data["hash"]:
+    if read_dataset_manifest(find_prepared_data(data))["hash"] != run.data["hash"]:
         is_bundled = run.data["name"] == bundled.NAME
         original = bundled.NAME if is_bundled else run.data["folder"]
         raise UsageError(
@@ -348,7 +348,7 @@ def check_zero(variant: type[Variant], name: str, zero: int) -> None:
 
 def build_run_model(run: Run) -> Model:
     """Return the model of a run with its initial weights."""
-    vocabulary = subwords.load(run.folder / VOCABULARY_FILE)
+    vocabulary = subwords.load_words_or_subwords(run.folder / VOCABULARY_FILE)
     variant, _ = find_variant(run.variant)
     training = TrainingConfig(**run.training)
     vectors = (
@@ -356,7 +356,7 @@ def build_run_model(run: Run) -> Model:
         if training.word_vectors
         else None
     )
-    config = apply_overrides(variant.Config(), run.config)
+    config = override_settings(variant.Config(), run.config)
     reads = requires_lexicon(variant.requirements_for(config))
     model = build_model(
         run.variant,

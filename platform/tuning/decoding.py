@@ -9,7 +9,7 @@ from attune.models.base import DialogueVariant
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import current_job
-from attune.platform.core.settings import apply_overrides, find_variant
+from attune.platform.core.settings import find_variant, override_settings
 from attune.platform.evaluation.evaluate_run import Conditions, evaluate_answers
 from attune.platform.runs.record import Run, find_run
 from attune.platform.services import cluster
@@ -33,7 +33,7 @@ class Trial:
 
 def measure_trial(trial: Trial) -> tuple[int, dict[str, float]]:
     """Return the trial's number and the metrics of its answers."""
-    conditions = Conditions(decoding=apply_overrides(Decoding(), trial.settings))
+    conditions = Conditions(decoding=override_settings(Decoding(), trial.settings))
     metrics = evaluate_answers(
         Path(trial.model), Path(trial.data), trial.split, conditions,
         contexts=trial.contexts, keep_model=True,

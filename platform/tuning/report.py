@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.record import Run
 from attune.platform.tuning.sweep import (
@@ -261,7 +261,7 @@ def check_report(sweep: Sweep, folder: Path, surface: tuple[str, str] | None) ->
     known = {name for trial in sweep.get_trials() for name in trial.params}
     for name in surface or ():
         if name not in known:
-            raise UsageError(f"--surface: {unknown_choice('setting', name, known)}")
+            raise UsageError(f"--surface: {unknown_choice_error('setting', name, known)}")
 
 
 def _draw_figures(

@@ -26,7 +26,7 @@ import yaml
 
 from attune.models.base import Choice, Range
 from attune.models.decoding import Decoding
-from attune.platform.core.errors import UsageError, unknown_choice
+from attune.platform.core.errors import UsageError, unknown_choice_error
 from attune.platform.core.settings import find_variant, parse_settings
 from attune.platform.training.settings import (
     SEARCH_SPACES,
@@ -107,7 +107,7 @@ def find_definition(text: str) -> SweepDefinition:
         return _parse_definition(text, content)
     known = read_bundled_sweeps()
     if text not in known:
-        raise UsageError(f"{unknown_choice('sweep', text, known)} (or give a .yaml file)")
+        raise UsageError(f"{unknown_choice_error('sweep', text, known)} (or give a .yaml file)")
     return known[text]
 
 
@@ -123,7 +123,7 @@ def _parse_definition(source: str, text: str) -> SweepDefinition:
         raise UsageError(f"{source}: expected keys with values: {', '.join(sorted(known))}")
     for key in content:
         if key not in known:
-            raise UsageError(f"{source}: {unknown_choice('key', key, known)}")
+            raise UsageError(f"{source}: {unknown_choice_error('key', key, known)}")
     for key in ("space", "set"):
         if not isinstance(content.get(key, {}), dict):
             raise UsageError(
@@ -131,7 +131,7 @@ def _parse_definition(source: str, text: str) -> SweepDefinition:
                 f"{content[key]!r}"
             )
     if content.get("search") not in (None, *SEARCHES):
-        raise UsageError(f"{source}: {unknown_choice('search', content['search'], SEARCHES)}")
+        raise UsageError(f"{source}: {unknown_choice_error('search', content['search'], SEARCHES)}")
     variants = content.get("variants", ())
     names = [variants] if isinstance(variants, str) else variants
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -170,7 +170,7 @@ def _parse_dimension(source: str, key: str, value: Any) -> Choice | Range:
     )
     scales = ("uniform", "loguniform", "int")
     if scale not in scales:
-        raise UsageError(f"{place}: {unknown_choice('scale', scale, scales)}")
+        raise UsageError(f"{place}: {unknown_choice_error('scale', scale, scales)}")
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in (low, high)):
         raise UsageError(f"{place}: expected numbers as low and high, got {low!r} and {high!r}")
     if not low < high:
@@ -214,7 +214,9 @@ def build_variant_spaces(
         having = [name for name in variants if key in _setting_names(name)]
         if not having:
             known = set().union(*(_setting_names(name) for name in variants))
-            raise UsageError(f"{definition.source}: space: {unknown_choice('setting', key, known)}")
+            raise UsageError(
+                f"{definition.source}: space: {unknown_choice_error('setting', key, known)}"
+            )
         for name in having:
             spaces[name][key] = dimension
     for name, space in spaces.items():
@@ -288,7 +290,7 @@ def build_decoding_spaces(
     keys = {each.name for each in dataclasses.fields(Decoding)}
     for method in methods:
         if method not in DECODING_SPACES:
-            raise UsageError(unknown_choice("decoding method", method, DECODING_SPACES))
+            raise UsageError(unknown_choice_error("decoding method", method, DECODING_SPACES))
         spaces[method] = (
             {**DECODING_SPACES[method], **definition.space}
             if not definition.decode
@@ -298,7 +300,7 @@ def build_decoding_spaces(
             spaces[method].pop(key, None)
     for key in (*definition.space, *fixed):
         if key not in keys:
-            raise UsageError(f"{unknown_choice('decoding setting', key, keys)}")
+            raise UsageError(f"{unknown_choice_error('decoding setting', key, keys)}")
     for key, value in fixed.items():
         with _errors_at(f"{definition.source}: set." if key in definition.set else "", key):
             parse_settings(Decoding, {key: value})

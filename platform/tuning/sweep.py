@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from attune.models.base import DialogueVariant, Variant
-from attune.platform.core.errors import DataError, UsageError, unknown_choice
+from attune.platform.core.errors import DataError, UsageError, unknown_choice_error
 from attune.platform.core.home import home
 from attune.platform.core.records import (
     FormatVersionError,
     read_record,
-    report_skipped,
+    report_skipped_record,
     write_record,
 )
 from attune.platform.core.settings import find_variant
@@ -389,7 +389,9 @@ def parse_metrics(text: str | None, variants: Sequence[str]) -> tuple[str, ...]:
         known = _known_metrics(find_variant(variant)[0])
         for name in names:
             if name not in known:
-                raise UsageError(f"--metric: {unknown_choice(f'metric of {variant}', name, known)}")
+                raise UsageError(
+                    f"--metric: {unknown_choice_error(f'metric of {variant}', name, known)}"
+                )
     return tuple(f"valid_{name}" for name in names)
 
 
@@ -422,7 +424,7 @@ def read_all_sweeps() -> Iterator[Sweep]:
         try:
             sweeps.append(read_sweep(path.parent))
         except FormatVersionError as error:
-            report_skipped(error)
+            report_skipped_record(error)
     yield from sorted(sweeps, key=lambda sweep: (sweep.created, sweep.name))
 
 
@@ -433,7 +435,7 @@ def find_sweep(name: str) -> Sweep:
     names = [sweep.name for sweep in read_all_sweeps()]
     if not names:
         raise UsageError(f"unknown sweep '{name}': there are none in {sweeps_folder()} yet")
-    raise UsageError(f"{unknown_choice('sweep', name, names)} ('attune tune list' lists all)")
+    raise UsageError(f"{unknown_choice_error('sweep', name, names)} ('attune tune list' lists all)")
 
 
 def new_sweep_name(start: str) -> str:

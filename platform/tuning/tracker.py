@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from attune.platform import tracking
-from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.dataset_folder import read_dataset_manifest
 from attune.platform.runs.record import Run, Status, read_run
 
 SECONDS_TO_SEND = 10.0
@@ -92,7 +92,7 @@ class Tracker(tracking.TrackingQueue):
     def _ensure_created(self, folder: Path) -> Run:
         run = read_run(folder)
         if run.run_id is None:
-            created = tracking.create_run(run, read_manifest(Path(run.data["folder"])))
+            created = tracking.create_run(run, read_dataset_manifest(Path(run.data["folder"])))
             run = self.update_run(folder, run_id=created.run_id, tracking=created.tracking)
         return run
 

@@ -10,7 +10,7 @@ import pytest
 
 from attune.platform.batching.encoding import encode
 from attune.platform.batching.streams import Stream
-from attune.platform.data.dataset_folder import read_cause_samples, read_samples
+from attune.platform.data.dataset_folder import read_cause_samples, read_dataset_samples
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.data.prepare import prepare
 from attune.platform.evaluation.profiles import select_samples
@@ -68,7 +68,7 @@ def test_the_same_input_gives_the_same_bytes(dialogues, prepared):
 def test_listener_turns_with_a_reply(dialogues):
     folder, _ = dialogues
     answered = {
-        split: read_samples(folder, split)["next_turn"].count()
+        split: read_dataset_samples(folder, split)["next_turn"].count()
         for split in ("train", "valid", "test")
     }
     assert answered == {"train": 24381, "valid": 3569, "test": 3166}
@@ -77,7 +77,8 @@ def test_listener_turns_with_a_reply(dialogues):
 def test_the_published_samples_of_empdg(dialogues):
     folder, _ = dialogues
     counts = [
-        select_samples("empdg", read_samples(folder, s)).height for s in ("train", "valid", "test")
+        select_samples("empdg", read_dataset_samples(folder, s)).height
+        for s in ("train", "valid", "test")
     ]
     assert counts == [20724, 2972, 2713]
 
@@ -88,7 +89,7 @@ def test_emotion_words_of_the_lexicon_and_adjectives(dialogues):
     # The example of the paper's Figure 1 has "new" and "job"; "new" is in no lexicon of NRC.
     text = "my sister called me this morning and told me she scored a new job with microsoft !"
     assert {"sister", "new", "job"} <= set(find(pl.Series([text]))[0].split())
-    contexts = read_samples(folder, "valid").explode("context_tokens")["context_tokens"]
+    contexts = read_dataset_samples(folder, "valid").explode("context_tokens")["context_tokens"]
     emotion_words = find(contexts)
     assert (
         0.1
@@ -103,14 +104,16 @@ def test_vocabulary_is_built_on_train_alone(dialogues):
     vocabulary = Vocabulary.build(counts)
     assert abs((counts["train"] > 0).sum() - 19651) <= 5
     assert abs(counts.height - 23675) <= 5
-    test = read_samples(folder, "test")["response_tokens"].str.split(" ").explode()
+    test = read_dataset_samples(folder, "test")["response_tokens"].str.split(" ").explode()
     unknown = (~test.is_in(list(vocabulary.tokens))).mean()
     assert unknown == pytest.approx(0.0070, abs=0.0001)
 
 
 def test_tokens_equal_nltk(dialogues):
     folder, _ = dialogues
-    samples = pl.concat([read_samples(folder, split) for split in ("train", "valid", "test")])
+    samples = pl.concat(
+        [read_dataset_samples(folder, split) for split in ("train", "valid", "test")]
+    )
     for text, ours in (
         samples.select("response", "response_tokens").sample(3000, seed=0).iter_rows()
     ):
@@ -123,7 +126,7 @@ def test_tokens_equal_nltk(dialogues):
 def test_an_epoch_of_real_batches(dialogues):
     folder, _ = dialogues
     vocabulary = Vocabulary.build(pl.read_parquet(folder / "tokens.parquet"))
-    columns = encode(read_samples(folder, "train"), vocabulary, emotions=EMOTIONS)
+    columns = encode(read_dataset_samples(folder, "train"), vocabulary, emotions=EMOTIONS)
     real, padded, samples = np.zeros(2), np.zeros(2), 0
     for batch in Stream(columns, size=16).epoch():
         both = (batch["context"], batch["response"])
@@ -139,7 +142,7 @@ def test_edos(prepared):
     assert manifest["tolerated"]["dialogs without a majority label"] == 1332
     assert manifest["rejected"]["reasons"] == {"unknown label": 1}
     assert sum(s["conversations"] for s in manifest["splits"].values()) == 19659 - 1
-    train = read_samples(folder, "train")
+    train = read_dataset_samples(folder, "train")
     assert set(train["response_label"].drop_nulls()) <= set(LABELS)
     assert not train["response"].str.contains(r"\w '(?:s|m|re|ve|ll|t)\b").any()
 
@@ -150,7 +153,7 @@ def test_reccon(prepared):
     dialogues = {"train": 834, "valid": 47, "test": 225}
     assert counts == {**dialogues, **{f"cause_{split}": n for split, n in dialogues.items()}}
     assert manifest["rejected"]["rows"] == 0
-    assert read_samples(folder, "train")["context_evidence"].list.explode().count() > 0
+    assert read_dataset_samples(folder, "train")["context_evidence"].list.explode().count() > 0
     # Pairs of an utterance and a cause.
     causes = {split: read_cause_samples(folder, split)["context_causes"] for split in dialogues}
     assert {s: marks.explode().sum() for s, marks in causes.items()} == {
@@ -183,7 +186,7 @@ def test_word_vectors_and_lexicons(dialogues):
     vocabulary = Vocabulary.build(pl.read_parquet(folder / "tokens.parquet"))
     vectors = load_word_vectors(DATA / "glove" / "glove.6B.100d.subset.txt.gz", vocabulary)
     assert vectors.dimension == 100
-    assert vectors.coverage > 0.8
+    assert vectors.word_vector_coverage > 0.8
     lexicon = Lexicon.load(DATA / "nrc" / "emotion_lexicon.json", DATA / "nrc" / "vad.txt")
     assert len(lexicon.words) == 14182
     assert {"job", "time"} <= lexicon.words

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attune.platform.curation import curate
-from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.dataset_folder import read_dataset_manifest
 from attune.platform.services import cluster
 from attune.platform.services import tasks as ray_tasks
 from tests.golden.interface import assert_json_keys
@@ -44,5 +44,5 @@ def test_tasks_make_what_one_process_makes(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "connect", lambda: None)
     monkeypatch.setattr(ray_tasks, "run_tasks", lambda work, tasks, _: map(work, tasks))
     curate.curate([tmp_path / "films"], tmp_path / "alone", model=None)
-    contents = [read_manifest(tmp_path / name)["contents"] for name in ("out", "alone")]
+    contents = [read_dataset_manifest(tmp_path / name)["contents"] for name in ("out", "alone")]
     assert contents[0] == contents[1]

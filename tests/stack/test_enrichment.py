@@ -9,7 +9,11 @@ import polars as pl
 import pytest
 
 from attune.platform.data.conversations import UNPAIRED
-from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
+from attune.platform.data.dataset_folder import (
+    MANIFEST,
+    read_dataset_manifest,
+    read_dataset_samples,
+)
 from attune.platform.enrichment.causes import CAUSE_SHARD_ROWS, cause_probabilities
 from attune.platform.enrichment.classifier import TEXT_KINDS, classify_texts, fit_temperatures
 from attune.platform.enrichment.unpaired import TEXT_SHARD_ROWS
@@ -50,7 +54,7 @@ def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_
     assert {"valid_loss", "valid_cause", "valid_accuracy"} <= set(run.result["metrics"])
 
     model = load_model(run.model)
-    samples = read_samples(prepared, "valid")
+    samples = read_dataset_samples(prepared, "valid")
     probabilities = cause_probabilities(model, samples)
     threshold = float(probabilities.explode().median())
     out = tmp_path / "marked"
@@ -58,17 +62,24 @@ def test_an_annotator_is_trained_and_marks_a_corpus(prepared, tiny_encoder, tmp_
         "annotate", "cause", "marker", "--data", "bundled", "--out", out, "--threshold", threshold,
         "--replace",
     )  # fmt: skip
-    assert report["hash"] == read_manifest(out)["hash"] != read_manifest(prepared)["hash"]
-    assert report["splits"] == read_manifest(prepared)["splits"]
-    assert read_samples(out, "train").height > 2 * CAUSE_SHARD_ROWS  # several tasks
-    marked = read_samples(out, "valid")
+    assert (
+        report["hash"]
+        == read_dataset_manifest(out)["hash"]
+        != read_dataset_manifest(prepared)["hash"]
+    )
+    assert report["splits"] == read_dataset_manifest(prepared)["splits"]
+    assert read_dataset_samples(out, "train").height > 2 * CAUSE_SHARD_ROWS  # several tasks
+    marked = read_dataset_samples(out, "valid")
     # Marks near the threshold may fall to either side: another process adds up in another order.
     far = probabilities.list.eval((pl.element() - threshold).abs() > 1e-4).explode()
     expected = probabilities.list.eval(pl.element() >= threshold).explode()
     assert far.mean() > 0.9
     assert marked["context_causes"].explode().filter(far).equals(expected.filter(far))
     assert marked.drop("context_causes").equals(samples.drop("context_causes"))
-    assert {path.name for path in out.iterdir()} == {*read_manifest(out)["contents"], MANIFEST}
+    assert {path.name for path in out.iterdir()} == {
+        *read_dataset_manifest(out)["contents"],
+        MANIFEST,
+    }
     assert not list(tmp_path.glob(".*"))  # nothing is left of the work
 
 
@@ -80,16 +91,16 @@ def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, t
     out = tmp_path / "harvest"
     command = ("data", "harvest", "teller", "--source", prepared, "--out", out)
     report = attune(*command, "--threshold", 0)
-    assert report["hash"] == read_manifest(out)["hash"]
-    splits = read_manifest(prepared)["splits"]
+    assert report["hash"] == read_dataset_manifest(out)["hash"]
+    splits = read_dataset_manifest(prepared)["splits"]
     pairs = sum(splits[split]["samples"] for split in ("train", "valid", "test"))
     assert pairs > 2 * TEXT_SHARD_ROWS  # several tasks
     assert report["streams"]["contexts"]["kept"] == report["streams"]["contexts"]["texts"] == pairs
-    samples = read_samples(prepared, "test").tail(20)
+    samples = read_dataset_samples(prepared, "test").tail(20)
     assert report["harvest"]["temperature"] == fit_temperatures(run)
     model = load_model(run.model)
     for kind, stream in zip(TEXT_KINDS, UNPAIRED, strict=True):
-        actual = read_samples(out, stream).tail(20)
+        actual = read_dataset_samples(out, stream).tail(20)
         best = classify_texts(model, samples, kind).argmax(axis=1)
         emotions = pl.Series([model.variant.data_info.emotions[number] for number in best])
         assert actual[kind].to_list() == samples[kind].to_list()

@@ -18,7 +18,7 @@ import polars as pl
 import pytest
 
 from attune.platform import tracking
-from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.dataset_folder import read_dataset_manifest
 from attune.platform.evaluation import answers, promotion
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import Run, read_run
@@ -178,7 +178,7 @@ def home(server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def new_run(home, prepared, build):
-    model, manifest = build("dummy"), read_manifest(prepared)
+    model, manifest = build("dummy"), read_dataset_manifest(prepared)
 
     def make(name):
         run = Run(

@@ -14,7 +14,7 @@ from attune.jobs.cli import app
 from attune.models import all_variants
 from attune.models.decoding import Decoding
 from attune.platform.core.errors import DataError
-from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.data.prepare import prepare
 from attune.platform.evaluation.evaluate import evaluate
 from attune.platform.runs.metrics_file import read_metrics
@@ -59,7 +59,7 @@ def few_valid_samples(monkeypatch):
 
     def fewer(run, model):
         streams, _ = real(run, model)
-        samples = read_samples(Path(run.data["folder"]), "valid").head(40)
+        samples = read_dataset_samples(Path(run.data["folder"]), "valid").head(40)
         return streams, model.columns(samples)
 
     monkeypatch.setattr(data, "load_streams", fewer)
@@ -406,7 +406,7 @@ def test_a_stage_has_its_own_rate_and_perplexity_is_of_words(begin, prepared):
     logged_perplexity = min(
         m["valid_perplexity"] for _, m in logged(run) if "valid_perplexity" in m
     )
-    model, samples = load_model(run.model), read_samples(prepared, "valid").head(40)
+    model, samples = load_model(run.model), read_dataset_samples(prepared, "valid").head(40)
     evaluation = evaluate(
         model.variant, samples, model.columns(samples), model.vocabulary, Decoding(max_tokens=1)
     )
@@ -475,8 +475,8 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "fit", lambda _, run, __: train(run, ProcessGroup()))
     monkeypatch.setattr(cluster, "describe_missing_resources", lambda *_: "")
     monkeypatch.setattr(
-        "attune.platform.data.dataset_folder.read_samples",
-        lambda *arguments: read_samples(*arguments).head(40),
+        "attune.platform.data.dataset_folder.read_dataset_samples",
+        lambda *arguments: read_dataset_samples(*arguments).head(40),
     )
     variants = ("transformer", "mime")
     command = ("demo", *variants, "--preset", "tiny", "--max-steps", "4", "--json")

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.dataset_folder import read_dataset_manifest
 from attune.platform.data.prepare import prepare
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import find_run
@@ -42,7 +42,7 @@ def home(tmp_path, monkeypatch, build, data):
     """A home with three runs: two with a model, and one without."""
     home = tmp_path / "home"
     monkeypatch.setenv("ATTUNE_HOME", str(home))
-    record = {"name": "few", "folder": str(data), "hash": read_manifest(data)["hash"]}
+    record = {"name": "few", "folder": str(data), "hash": read_dataset_manifest(data)["hash"]}
     for name, variant, status in (
         ("first", "dummy", "finished"),
         ("second", "multi-trs", "stopped"),

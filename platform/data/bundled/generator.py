@@ -100,7 +100,7 @@ def _generate_conversations(emotion: str, place: int) -> list[tuple[str, list[Ut
     draw = random.Random(f"{emotion} {place}")
     speaker_emotions = [emotion] * CONVERSATIONS_OF_A_SITUATION[split]
     if split in SPLITS:
-        speaker_emotions += _similar_emotions(emotion)
+        speaker_emotions += _emotions_with_similar_material(emotion)
     conversations: list[tuple[str, list[Utterance]]] = []
     for speaker_emotion in speaker_emotions:
         candidate = _generate_conversation(emotion, place, speaker_emotion, draw)
@@ -110,7 +110,7 @@ def _generate_conversations(emotion: str, place: int) -> list[tuple[str, list[Ut
     return conversations
 
 
-def _similar_emotions(emotion: str) -> list[str]:
+def _emotions_with_similar_material(emotion: str) -> list[str]:
     return [one for group in NEIGHBOURS if emotion in group for one in group if one != emotion]
 
 
@@ -122,8 +122,8 @@ def _generate_conversation(
     writer = _Writer(
         _load_material(emotion)["situations"][place], place, speaker_emotion, feeling, draw
     )
-    make = {UNPAIRED[0]: writer.context, UNPAIRED[1]: writer.response}
-    return make.get(SITUATION_SPLITS[place], writer.conversation)()
+    make = {UNPAIRED[0]: writer.compose_context, UNPAIRED[1]: writer.compose_response}
+    return make.get(SITUATION_SPLITS[place], writer.compose_conversation)()
 
 
 class _Writer:
@@ -141,97 +141,101 @@ class _Writer:
         self.situation, self.emotion, self.feeling, self.draw = situation, emotion, feeling, draw
         self.feelings, self.names = material["feelings"], material["names"]
         self.closings = material["closings"]
-        self.openers = _of_split(_load_frames()["openers"], split)
-        self.acknowledgements = _of_split(_load_frames()["acknowledgements"][tone], split)
-        self.farewells = _of_split(_load_frames()["farewells"][tone], split)
+        self.openers = _material_of_split(_load_frames()["openers"], split)
+        self.acknowledgements = _material_of_split(_load_frames()["acknowledgements"][tone], split)
+        self.farewells = _material_of_split(_load_frames()["farewells"][tone], split)
         self.used_feelings: list[str] = []  # feelings already expressed in this conversation
 
-    def conversation(self) -> list[Utterance]:
+    def compose_conversation(self) -> list[Utterance]:
         """Return a conversation of one of four shapes, with or without a goodbye."""
         shapes = (
-            self._start_with_cause,
-            self._start_with_cause,
-            self._start_with_hook,
-            self._acknowledge_cause,
-            self._hook_and_question,
+            self._compose_cause_opening,
+            self._compose_cause_opening,
+            self._compose_hook_opening,
+            self._compose_acknowledgement,
+            self._compose_hook_and_question,
         )
         turns = self.draw.choice(shapes)()
         goes_on = self.draw.random() < GOES_ON
-        turns.append(self._reply_utterance(last=not goes_on))
+        turns.append(self._compose_reply(last=not goes_on))
         if goes_on:
             closing = self.draw.choice(self.closings)
             turns.append(Utterance(role=SPEAKER, text=closing["text"], label=closing["label"]))
             turns.append(self._fill_frame(self.farewells))
         return turns
 
-    def context(self) -> list[Utterance]:
+    def compose_context(self) -> list[Utterance]:
         """Return an unpaired context."""
         shapes = (
-            self._start_with_cause,
-            self._start_with_hook,
-            self._acknowledge_cause,
-            self._hook_and_question,
+            self._compose_cause_opening,
+            self._compose_hook_opening,
+            self._compose_acknowledgement,
+            self._compose_hook_and_question,
         )
         return self.draw.choice(shapes)()
 
-    def response(self) -> list[Utterance]:
+    def compose_response(self) -> list[Utterance]:
         """Return an unpaired response."""
         makers = (
-            self._reply_utterance,
-            self._question_utterance,
+            self._compose_reply,
+            self._compose_question,
             lambda: self._fill_frame(self.acknowledgements),
         )
         return [self.draw.choice(makers)()]
 
-    def _start_with_cause(self) -> list[Utterance]:
-        return [self._cause_utterance(), *self._question_and_answer()]
+    def _compose_cause_opening(self) -> list[Utterance]:
+        return [self._compose_cause(), *self._compose_question_and_answer()]
 
-    def _start_with_hook(self) -> list[Utterance]:
-        return [*self._opening_utterances(), self._cause_utterance()]
+    def _compose_hook_opening(self) -> list[Utterance]:
+        return [*self._compose_opening(), self._compose_cause()]
 
-    def _hook_and_question(self) -> list[Utterance]:
-        return [*self._opening_utterances(), self._cause_utterance(), *self._question_and_answer()]
-
-    def _acknowledge_cause(self) -> list[Utterance]:
-        how = self._feeling_phrase()
+    def _compose_hook_and_question(self) -> list[Utterance]:
         return [
-            self._cause_utterance(feeling=False),
+            *self._compose_opening(),
+            self._compose_cause(),
+            *self._compose_question_and_answer(),
+        ]
+
+    def _compose_acknowledgement(self) -> list[Utterance]:
+        how = self._compose_feeling_phrase()
+        return [
+            self._compose_cause(feeling=False),
             self._fill_frame(self.acknowledgements),
             Utterance(role=SPEAKER, text=how, label=self.emotion),
         ]
 
-    def _opening_utterances(self) -> list[Utterance]:
+    def _compose_opening(self) -> list[Utterance]:
         opener = self.draw.choice(self.openers)
         return [
-            self._maybe_add_feeling(self.situation["hook"]),
+            self._maybe_compose_feeling(self.situation["hook"]),
             Utterance(role=LISTENER, text=opener, label="questioning"),
         ]
 
-    def _cause_utterance(self, feeling: bool = True) -> Utterance:
+    def _compose_cause(self, feeling: bool = True) -> Utterance:
         text = self.draw.choice(self.situation["causes"])
         if feeling and self.draw.random() < self.feeling:
-            text = f"{text} {self._feeling_phrase()}"
+            text = f"{text} {self._compose_feeling_phrase()}"
         return Utterance(role=SPEAKER, text=text, label=self.emotion, cause=True)
 
-    def _question_and_answer(self) -> list[Utterance]:
+    def _compose_question_and_answer(self) -> list[Utterance]:
         asked = self.draw.choice(self.situation["asked"])
         return [
             Utterance(role=LISTENER, text=asked["question"], label="questioning"),
-            self._maybe_add_feeling(asked["answer"]),
+            self._maybe_compose_feeling(asked["answer"]),
         ]
 
-    def _maybe_add_feeling(self, text: str) -> Utterance:
+    def _maybe_compose_feeling(self, text: str) -> Utterance:
         if self.draw.random() < self.feeling:
             return Utterance(
-                role=SPEAKER, text=f"{text} {self._feeling_phrase()}", label=self.emotion
+                role=SPEAKER, text=f"{text} {self._compose_feeling_phrase()}", label=self.emotion
             )
         return Utterance(role=SPEAKER, text=text, label=NEUTRAL)
 
-    def _question_utterance(self) -> Utterance:
+    def _compose_question(self) -> Utterance:
         asked = self.draw.choice(self.situation["asked"])
         return Utterance(role=LISTENER, text=asked["question"], label="questioning")
 
-    def _reply_utterance(self, last: bool = True) -> Utterance:
+    def _compose_reply(self, last: bool = True) -> Utterance:
         # A question requires an answer, so it is only used at the end.
         replies = [r for r in self.situation["replies"] if last or r["intent"] != "questioning"]
         reply = self.draw.choice(replies)
@@ -242,7 +246,7 @@ class _Writer:
         text = frame["text"].format(topic=self.situation["topic"])
         return Utterance(role=LISTENER, text=text[0].upper() + text[1:], label=frame["intent"])
 
-    def _feeling_phrase(self) -> str:
+    def _compose_feeling_phrase(self) -> str:
         names = self.draw.random() < NAMES_IT and not set(self.names) & set(self.used_feelings)
         sentences = self.names if names else self.feelings
         sentence = self.draw.choice([s for s in sentences if s not in self.used_feelings])
@@ -250,7 +254,7 @@ class _Writer:
         return str(sentence)
 
 
-def _of_split(frames: Sequence[T], split: str) -> list[T]:
+def _material_of_split(frames: Sequence[T], split: str) -> list[T]:
     return [frame for frame, of in zip(frames, FRAME_SPLITS, strict=True) if of == split]
 
 

@@ -19,16 +19,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attune.platform.core.errors import DataError, unknown_choice
+from attune.platform.core.errors import DataError, unknown_choice_error
 from attune.platform.data.conversations import SPLITS, conversations
 from attune.platform.data.files import (
     ROWS_AT_A_TIME,
-    chunked,
-    extension,
-    lines,
-    records,
-    shorten,
-    split_from_name,
+    chunk_rows,
+    file_extension,
+    read_csv_records,
+    read_file_lines,
+    shorten_rejected_text,
+    split_from_file_name,
 )
 from attune.platform.data.labels import LABELS
 
@@ -50,36 +50,36 @@ class _BadValueError(ValueError):
 def recognises(path: Path, head: str) -> bool:
     """By the ending; a CSV by its column conversation_id, a .json by a whole object a line."""
     first_line = head.partition("\n")[0].strip()
-    if extension(path) == ".csv":
+    if file_extension(path) == ".csv":
         return "conversation_id" in first_line
-    if extension(path) == ".json":
+    if file_extension(path) == ".json":
         return '"utterances"' in first_line
-    return extension(path) in (".parquet", ".jsonl", ".ndjson")
+    return file_extension(path) in (".parquet", ".jsonl", ".ndjson")
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
     """Conversations, a piece of the file at a time."""
-    if extension(path) == ".parquet":
-        return _read_parquet(path)
-    if extension(path) == ".csv":
-        return _read_csv(path)
-    return _read_json_lines(path)
+    if file_extension(path) == ".parquet":
+        return _read_dialogue_parquet(path)
+    if file_extension(path) == ".csv":
+        return _read_dialogue_csv(path)
+    return _read_dialogue_json(path)
 
 
-def _read_json_lines(path: Path) -> Iterator[pl.DataFrame]:
-    for piece in lines(path):
+def _read_dialogue_json(path: Path) -> Iterator[pl.DataFrame]:
+    for piece in read_file_lines(path):
         rows: list[dict[str, object]] = []
         for row, line, problem, raw in piece.iter_rows():
             place = {"file": path.name, "row": row}
             if problem:
                 rows.append({**place, "problem": problem, "raw": raw})
             elif line.strip():
-                rows.extend({**place, **utterance} for utterance in _conversation(path, line))
+                rows.extend({**place, **utterance} for utterance in _parse_dialogue(path, line))
         yield conversations(rows)
 
 
-def _conversation(path: Path, line: str) -> list[dict[str, object]]:
-    raw = shorten(line)
+def _parse_dialogue(path: Path, line: str) -> list[dict[str, object]]:
+    raw = shorten_rejected_text(line)
     try:
         conversation = json.loads(line)
     except (RecursionError, ValueError) as error:
@@ -98,15 +98,15 @@ def _conversation(path: Path, line: str) -> list[dict[str, object]]:
     rows = []
     for turn, utterance in enumerate(utterances):
         if isinstance(utterance, dict) and {"role", "text"} <= set(utterance):
-            rows.append(_utterance(path, {**utterance, **shared, "turn": turn}, raw))
+            rows.append(_parse_dialogue_utterance(path, {**utterance, **shared, "turn": turn}, raw))
         else:
             problem = "missing key: an utterance needs 'role' and 'text'"
             rows.append({"problem": problem, "raw": raw})
     return rows
 
 
-def _read_csv(path: Path) -> Iterator[pl.DataFrame]:
-    for piece in chunked(records(path, _REQUIRED)):
+def _read_dialogue_csv(path: Path) -> Iterator[pl.DataFrame]:
+    for piece in chunk_rows(read_csv_records(path, _REQUIRED)):
         rows = []
         for record in piece:
             place: dict[str, object] = {"file": path.name, "row": record.row}
@@ -116,11 +116,13 @@ def _read_csv(path: Path) -> Iterator[pl.DataFrame]:
                 rows.append({**place, "problem": record.problem})
             else:  # an empty cell says nothing
                 fields = {key: value for key, value in record.fields.items() if value.strip()}
-                rows.append({**place, **_utterance(path, fields, ",".join(fields.values()))})
+                rows.append(
+                    {**place, **_parse_dialogue_utterance(path, fields, ",".join(fields.values()))}
+                )
         yield conversations(rows)
 
 
-def _read_parquet(path: Path) -> Iterator[pl.DataFrame]:
+def _read_dialogue_parquet(path: Path) -> Iterator[pl.DataFrame]:
     try:
         table = pq.ParquetFile(path)
         present = table.schema_arrow.names
@@ -134,39 +136,39 @@ def _read_parquet(path: Path) -> Iterator[pl.DataFrame]:
             for fields in batch.to_pylist():
                 row += 1
                 place = {"file": path.name, "row": row}
-                rows.append({**place, **_utterance(path, fields, repr(fields))})
+                rows.append({**place, **_parse_dialogue_utterance(path, fields, repr(fields))})
             yield conversations(rows)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not readable as Parquet: {error}") from error
 
 
-def _utterance(path: Path, fields: Mapping[str, Any], raw: str) -> dict[str, object]:
+def _parse_dialogue_utterance(path: Path, fields: Mapping[str, Any], raw: str) -> dict[str, object]:
     """One utterance from named values, whatever file they stood in."""
     row: dict[str, object] = {"conversation_id": None}
     try:
-        row["conversation_id"] = _name(fields.get("conversation_id"))
-        row.update({key: _text(key, fields.get(key)) for key in _TEXTS})
-        row["split"] = row["split"] or split_from_name(path)
-        row["turn"] = _turn(fields.get("turn"))
-        row["cause"] = _truth(fields.get("cause"))
-        row.update({key: _seconds(key, fields.get(key)) for key in ("start", "end")})
+        row["conversation_id"] = _parse_dialogue_name(fields.get("conversation_id"))
+        row.update({key: _parse_dialogue_text(key, fields.get(key)) for key in _TEXTS})
+        row["split"] = row["split"] or split_from_file_name(path)
+        row["turn"] = _parse_dialogue_turn(fields.get("turn"))
+        row["cause"] = _parse_dialogue_truth(fields.get("cause"))
+        row.update({key: _parse_dialogue_seconds(key, fields.get(key)) for key in ("start", "end")})
     except _BadValueError as error:
         return {**row, "problem": str(error), "raw": raw.encode(errors="backslashreplace").decode()}
     if row["label"] is not None and row["label"] not in LABELS:
-        row["problem"] = unknown_choice("label", row["label"], LABELS)
+        row["problem"] = unknown_choice_error("label", row["label"], LABELS)
     return row
 
 
-def _name(value: Any) -> str:
+def _parse_dialogue_name(value: Any) -> str:
     if type(value) is int:
         return str(value)
-    name = _text("id", value)
+    name = _parse_dialogue_text("id", value)
     if not name:
         raise _BadValueError("no conversation id")
     return name
 
 
-def _text(key: str, value: Any) -> str | None:
+def _parse_dialogue_text(key: str, value: Any) -> str | None:
     if value is None or value != value:  # NaN, which is how pandas writes nothing
         return None
     if not isinstance(value, str):
@@ -178,7 +180,7 @@ def _text(key: str, value: Any) -> str | None:
     return value.strip()
 
 
-def _turn(value: Any) -> int:
+def _parse_dialogue_turn(value: Any) -> int:
     # pandas turns whole numbers into 0.0 as soon as one is missing.
     text = str(value).strip().removesuffix(".0")
     if isinstance(value, bool) or not text.isdecimal() or len(text) > 9:
@@ -186,7 +188,7 @@ def _turn(value: Any) -> int:
     return int(text)
 
 
-def _truth(value: Any) -> bool | None:
+def _parse_dialogue_truth(value: Any) -> bool | None:
     if value is None or value != value:
         return None
     try:
@@ -195,7 +197,7 @@ def _truth(value: Any) -> bool | None:
         raise _BadValueError(f"not true or false: cause '{value}'") from None
 
 
-def _seconds(key: str, value: Any) -> float | None:
+def _parse_dialogue_seconds(key: str, value: Any) -> float | None:
     if value is None or value != value:
         return None
     try:

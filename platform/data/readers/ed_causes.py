@@ -15,9 +15,9 @@ from typing import Any
 import polars as pl
 
 from attune.platform.data.conversations import LISTENER, SPEAKER, SPLITS, conversations
-from attune.platform.data.files import extension, lines, split_from_name
+from attune.platform.data.files import file_extension, read_file_lines, split_from_file_name
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.readers.edos import detokenize_column
+from attune.platform.data.readers.edos import detokenize_edos_column
 
 NAME = "ed-causes"
 EMOTION_LABELS = EMOTIONS
@@ -28,29 +28,34 @@ _NEEDED = {"conv_id": str, "utters": list, "context": str, "emotion_cause": list
 
 def recognises(path: Path, head: str) -> bool:
     """Return whether a file is a .jsonl whose first line has the expected keys."""
-    return extension(path) == ".jsonl" and all(f'"{key}"' in head for key in ("conv_id", "utters"))
+    return file_extension(path) == ".jsonl" and all(
+        f'"{key}"' in head for key in ("conv_id", "utters")
+    )
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
     """Yield conversations, one chunk of the file at a time."""
-    for piece in lines(path):
+    for piece in read_file_lines(path):
         rows: list[dict[str, object]] = []
         for number, line, problem, raw in piece.iter_rows():
             place = {"file": path.name, "row": number}
             if problem:
                 rows.append({**place, "problem": problem, "raw": raw})
             elif line.strip():
-                rows.extend({**place, **turn} for turn in _parse_turns(line, split_from_name(path)))
-        yield conversations(rows).with_columns(text=detokenize_column(pl.col("text")))
+                rows.extend(
+                    {**place, **turn}
+                    for turn in _parse_ed_cause_turns(line, split_from_file_name(path))
+                )
+        yield conversations(rows).with_columns(text=detokenize_edos_column(pl.col("text")))
 
 
-def _parse_turns(line: str, split: str | None) -> Iterator[dict[str, object]]:
+def _parse_ed_cause_turns(line: str, split: str | None) -> Iterator[dict[str, object]]:
     try:
         conversation = json.loads(line)
     except (RecursionError, ValueError) as error:
         yield {"problem": f"not readable as JSON: {error}", "raw": line}
         return
-    problem = _find_problem(conversation)
+    problem = _find_ed_cause_problem(conversation)
     if problem:
         yield {"problem": problem, "raw": line}
         return
@@ -71,7 +76,7 @@ def _parse_turns(line: str, split: str | None) -> Iterator[dict[str, object]]:
         }
 
 
-def _find_problem(conversation: Any) -> str | None:
+def _find_ed_cause_problem(conversation: Any) -> str | None:
     """Return why a conversation cannot be used, or None."""
     if not isinstance(conversation, dict):
         return "not an object: a line must be a JSON object"

@@ -13,15 +13,21 @@ from pathlib import Path
 
 import polars as pl
 
-from attune.platform.core.errors import DataError, unknown_choice
+from attune.platform.core.errors import DataError, unknown_choice_error
 from attune.platform.data.conversations import (
     LISTENER,
     SPEAKER,
     SPLITS,
+    conversation_split_by_hash,
     conversations,
-    split_by_hash,
 )
-from attune.platform.data.files import Record, chunked, extension, read_header, records
+from attune.platform.data.files import (
+    Record,
+    chunk_rows,
+    file_extension,
+    read_csv_header,
+    read_csv_records,
+)
 from attune.platform.data.labels import EMOTIONS, LABELS
 
 NAME = "edos"
@@ -35,22 +41,25 @@ _LABEL = ("emotion", "Agreed emotion (2/3 vote)")
 def recognises(path: Path, head: str) -> bool:
     """Return whether a file is a CSV with a column of dialogues."""
     first_line = head.partition("\n")[0]
-    return extension(path) == ".csv" and (
+    return file_extension(path) == ".csv" and (
         "os_dialog" in first_line or "Agreed emotion" in first_line
     )
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Yield conversations, one chunk of the file at a time."""
-    columns = [_find_column(path, names) for names in (_DIALOG, _LABEL)]
-    dialogs = (_parse_dialog(path, record, columns, tolerated) for record in records(path, columns))
-    for piece in chunked(dialogs):
+    columns = [_find_edos_column(path, names) for names in (_DIALOG, _LABEL)]
+    dialogs = (
+        _parse_edos_dialog(path, record, columns, tolerated)
+        for record in read_csv_records(path, columns)
+    )
+    for piece in chunk_rows(dialogs):
         yield conversations([turn for dialog in piece for turn in dialog]).with_columns(
-            text=detokenize_column(pl.col("text"))
+            text=detokenize_edos_column(pl.col("text"))
         )
 
 
-def detokenize_column(text: pl.Expr) -> pl.Expr:
+def detokenize_edos_column(text: pl.Expr) -> pl.Expr:
     """Return detokenised text: `I 'm here , isn 't it ?` as `I'm here, isn't it?`."""
     return (
         text.str.replace_all(r"(?i)(\w) (n't|'(?:s|m|re|ve|ll|d|t)\b)", "${1}${2}")
@@ -59,7 +68,7 @@ def detokenize_column(text: pl.Expr) -> pl.Expr:
     )
 
 
-def _parse_dialog(
+def _parse_edos_dialog(
     path: Path, record: Record, columns: list[str], tolerated: Counter[str]
 ) -> list[dict[str, object]]:
     place = {
@@ -76,7 +85,7 @@ def _parse_dialog(
     if label == "-":
         tolerated["dialogs without a majority label"] += 1
     elif label not in LABELS:
-        place["problem"] = unknown_choice("label", label, LABELS)
+        place["problem"] = unknown_choice_error("label", label, LABELS)
     turns = [turn.lstrip("- ").strip() for turn in dialog.split("\n")]
     spoken = [turn for turn in turns if turn]
     if len(spoken) < len(turns):
@@ -84,7 +93,7 @@ def _parse_dialog(
     return [
         {
             **place,
-            "split": split_by_hash("\n".join(spoken)),
+            "split": conversation_split_by_hash("\n".join(spoken)),
             "turn": number,
             "role": LISTENER if number % 2 else SPEAKER,
             "text": text,
@@ -95,8 +104,8 @@ def _parse_dialog(
     ]
 
 
-def _find_column(path: Path, names: tuple[str, ...]) -> str:
-    header = read_header(path)
+def _find_edos_column(path: Path, names: tuple[str, ...]) -> str:
+    header = read_csv_header(path)
     for name in names:
         if name in header:
             return name

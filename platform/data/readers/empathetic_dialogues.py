@@ -15,7 +15,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError
 from attune.platform.data.conversations import LISTENER, SPEAKER, SPLITS, conversations
-from attune.platform.data.files import extension, lines, split_from_name
+from attune.platform.data.files import file_extension, read_file_lines, split_from_file_name
 from attune.platform.data.labels import EMOTIONS
 
 NAME = "ed"
@@ -30,14 +30,14 @@ NEEDED = 6  # the utterance is the sixth field
 
 def recognises(path: Path, head: str) -> bool:
     """Return whether a file is a CSV with the official header."""
-    return extension(path) == ".csv" and head.startswith("conv_id,utterance_idx")
+    return file_extension(path) == ".csv" and head.startswith("conv_id,utterance_idx")
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Yield conversations, one chunk of the file at a time."""
-    for number, piece in enumerate(lines(path)):
+    for number, piece in enumerate(read_file_lines(path)):
         if number == 0:
-            _check_header(path, piece["line"][0], piece["problem"][0])
+            _check_empathetic_dialogues_header(path, piece["line"][0], piece["problem"][0])
             piece = piece.slice(1)
         piece = piece.filter(pl.col("line").ne_missing(""))
         fields = piece.with_columns(field=pl.col("line").str.split(",")).with_columns(
@@ -47,20 +47,26 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
         ragged = fields.filter(readable & (pl.col("count") != len(HEADER))).height
         if ragged:
             tolerated["ragged rows"] += ragged
-        index = _field_column("utterance_idx").str.strip_chars().cast(pl.Int64, strict=False)
+        index = (
+            _empathetic_dialogues_field("utterance_idx")
+            .str.strip_chars()
+            .cast(pl.Int64, strict=False)
+        )
         # A file that was saved with quoted cells: its commas would split texts.
         quoted = (pl.col("count") > len(HEADER)) & (
             _opens_quotation("utterance") | _opens_quotation("prompt")
         )
         yield conversations(
             fields.select(
-                conversation_id=pl.when(pl.col("count") > 1).then(_field_column("conv_id")),
-                split=pl.lit(split_from_name(path)),
+                conversation_id=pl.when(pl.col("count") > 1).then(
+                    _empathetic_dialogues_field("conv_id")
+                ),
+                split=pl.lit(split_from_file_name(path)),
                 turn=index - 1,
                 role=pl.when(index % 2 == 1).then(pl.lit(SPEAKER)).otherwise(pl.lit(LISTENER)),
-                text=_text_column("utterance"),
-                emotion=_field_column("context").str.strip_chars(),
-                situation=_text_column("prompt"),
+                text=_empathetic_dialogues_text("utterance"),
+                emotion=_empathetic_dialogues_field("context").str.strip_chars(),
+                situation=_empathetic_dialogues_text("prompt"),
                 file=pl.lit(path.name),
                 row="row",
                 raw=pl.when(~readable | quoted).then("line").otherwise("raw"),
@@ -78,26 +84,33 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
                 .when(index.is_null())
                 .then(
                     pl.format(
-                        "not a whole number: utterance_idx '{}'", _field_column("utterance_idx")
+                        "not a whole number: utterance_idx '{}'",
+                        _empathetic_dialogues_field("utterance_idx"),
                     )
                 ),
             )
         )
 
 
-def _field_column(name: str) -> pl.Expr:
+def _empathetic_dialogues_field(name: str) -> pl.Expr:
     return pl.col("field").list.get(HEADER.index(name), null_on_oob=True)
 
 
-def _text_column(name: str) -> pl.Expr:
-    return _field_column(name).str.replace_all("_comma_", ",", literal=True).str.strip_chars()
+def _empathetic_dialogues_text(name: str) -> pl.Expr:
+    return (
+        _empathetic_dialogues_field(name)
+        .str.replace_all("_comma_", ",", literal=True)
+        .str.strip_chars()
+    )
 
 
 def _opens_quotation(name: str) -> pl.Expr:
-    return _field_column(name).str.starts_with('"') & ~_field_column(name).str.ends_with('"')
+    return _empathetic_dialogues_field(name).str.starts_with('"') & ~_empathetic_dialogues_field(
+        name
+    ).str.ends_with('"')
 
 
-def _check_header(path: Path, header: str | None, problem: str | None) -> None:
+def _check_empathetic_dialogues_header(path: Path, header: str | None, problem: str | None) -> None:
     if header is None:
         raise DataError(f"{path}, row 1: {problem}")
     names = header.split(",")

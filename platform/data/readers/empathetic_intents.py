@@ -14,7 +14,7 @@ import polars as pl
 
 from attune.platform.core.errors import DataError
 from attune.platform.data.conversations import LABELLED, LISTENER, SPEAKER, conversations
-from attune.platform.data.files import extension, lines, split_from_name
+from attune.platform.data.files import file_extension, read_file_lines, split_from_file_name
 from attune.platform.data.labels import EMOTIONS, LABELS
 
 NAME = "intents"
@@ -27,15 +27,15 @@ _SEPARATOR = "<SEP>"
 def recognises(path: Path, head: str) -> bool:
     """Return whether a text file has a number and the separator in its first line."""
     number, separator, _ = head.partition("\n")[0].partition(_SEPARATOR)
-    return extension(path) == ".txt" and bool(separator) and number.strip().isdecimal()
+    return file_extension(path) == ".txt" and bool(separator) and number.strip().isdecimal()
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
     """Yield conversations of one utterance each, one chunk of the file at a time."""
-    split = split_from_name(path)
+    split = split_from_file_name(path)
     if split is None:
         raise DataError(f"{path}: the name must contain the split: train, valid or test")
-    for piece in lines(path):
+    for piece in read_file_lines(path):
         yield conversations(
             [
                 {
@@ -45,7 +45,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa
                     "file": path.name,
                     "row": row,
                     **(
-                        _parse_utterance(line)
+                        _parse_intent_utterance(line)
                         if problem is None
                         else {"problem": problem, "raw": raw}
                     ),
@@ -56,7 +56,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa
         )
 
 
-def _parse_utterance(line: str) -> dict[str, object]:
+def _parse_intent_utterance(line: str) -> dict[str, object]:
     number, separator, text = (part.strip() for part in line.partition(_SEPARATOR))
     if not separator:
         return {"problem": f"no separator: a line is 'NUMBER {_SEPARATOR} TEXT'", "raw": line}

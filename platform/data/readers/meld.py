@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from attune.platform.core.errors import unknown_choice
+from attune.platform.core.errors import unknown_choice_error
 from attune.platform.data.conversations import (
     LISTENER,
     SPEAKER,
@@ -19,7 +19,13 @@ from attune.platform.data.conversations import (
     conversations,
     whole_conversations,
 )
-from attune.platform.data.files import Record, chunked, extension, records, split_from_name
+from attune.platform.data.files import (
+    Record,
+    chunk_rows,
+    file_extension,
+    read_csv_records,
+    split_from_file_name,
+)
 from attune.platform.data.labels import EMOTIONS, MELD_LABELS
 
 NAME = "meld"
@@ -34,18 +40,20 @@ _COLUMNS = (
 
 def recognises(path: Path, head: str) -> bool:
     """Return whether a file is a CSV with MELD's dialogue numbers."""
-    return extension(path) == ".csv" and "Dialogue_ID" in head.partition("\n")[0]
+    return file_extension(path) == ".csv" and "Dialogue_ID" in head.partition("\n")[0]
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Yield conversations, one chunk of the file at a time."""
-    pieces = chunked(records(path, _COLUMNS))
-    frames = (conversations([_parse_row(path, record) for record in piece]) for piece in pieces)
+    pieces = chunk_rows(read_csv_records(path, _COLUMNS))
+    frames = (
+        conversations([_parse_meld_row(path, record) for record in piece]) for piece in pieces
+    )
     for frame in whole_conversations(frames):
-        yield _assign_turns(frame, tolerated)
+        yield _assign_meld_turns(frame, tolerated)
 
 
-def _assign_turns(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
+def _assign_meld_turns(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
     """Return dialogues with roles, and with consecutive turns if the numbers only have gaps."""
     dialogue, turn, place = (pl.col(c) for c in ("conversation_id", "turn", "place"))
     placed = frame.with_columns(place=pl.int_range(pl.len()).over(dialogue))
@@ -60,7 +68,7 @@ def _assign_turns(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataFrame:
     ).drop("place")
 
 
-def _parse_row(path: Path, record: Record) -> dict[str, object]:
+def _parse_meld_row(path: Path, record: Record) -> dict[str, object]:
     fields = record.fields
     row: dict[str, object] = {
         "file": path.name,
@@ -74,35 +82,34 @@ def _parse_row(path: Path, record: Record) -> dict[str, object]:
         return row
     emotion = fields["Emotion"].strip().lower()
     row |= {
-        "split": split_from_name(path),
+        "split": split_from_file_name(path),
         "text": fields["Utterance"].strip(),
         "label": emotion,
         "speaker": fields["Speaker"],
     }
     try:
-        row["turn"] = _parse_integer("Utterance_ID", fields)
+        row["turn"] = _parse_meld_integer("Utterance_ID", fields)
         row["start"], row["end"] = (
-            _parse_seconds(fields["StartTime"]),
-            _parse_seconds(fields["EndTime"]),
+            _parse_meld_seconds(fields["StartTime"]),
+            _parse_meld_seconds(fields["EndTime"]),
         )
-        row["episode"] = (
-            f"s{_parse_integer('Season', fields):02d}e{_parse_integer('Episode', fields):02d}"
-        )
+        season, episode = (_parse_meld_integer(key, fields) for key in ("Season", "Episode"))
+        row["episode"] = f"s{season:02d}e{episode:02d}"
     except ValueError as error:
         return {**row, "problem": str(error)}
     if emotion not in MELD_LABELS:
-        row["problem"] = unknown_choice("label", emotion, MELD_LABELS)
+        row["problem"] = unknown_choice_error("label", emotion, MELD_LABELS)
     return row
 
 
-def _parse_integer(name: str, fields: dict[str, str]) -> int:
+def _parse_meld_integer(name: str, fields: dict[str, str]) -> int:
     value = fields[name].strip()
     if not value.isdecimal() or len(value) > 9:
         raise ValueError(f"not a whole number: {name} '{value}'")
     return int(value)
 
 
-def _parse_seconds(clock: str) -> float:
+def _parse_meld_seconds(clock: str) -> float:
     """Return a time such as `0:05:52,435` in seconds."""
     try:
         hours, minutes, seconds = clock.replace(",", ".").split(":")

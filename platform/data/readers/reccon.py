@@ -13,11 +13,16 @@ from typing import Any
 
 import polars as pl
 
-from attune.platform.core.errors import DataError, unknown_choice
+from attune.platform.core.errors import DataError, unknown_choice_error
 from attune.platform.data.conversations import LISTENER, SPEAKER, SPLITS, conversations
-from attune.platform.data.files import extension, read_document, shorten, split_from_name
+from attune.platform.data.files import (
+    file_extension,
+    read_whole_file,
+    shorten_rejected_text,
+    split_from_file_name,
+)
 from attune.platform.data.labels import EMOTIONS, RECCON_LABELS
-from attune.platform.data.readers.edos import detokenize_column
+from attune.platform.data.readers.edos import detokenize_edos_column
 
 NAME = "reccon"
 EMOTION_LABELS = EMOTIONS
@@ -37,14 +42,17 @@ _OUTSIDE = "b"
 
 def recognises(path: Path, head: str) -> bool:
     """A .json file that opens with a name and a list of lists."""
-    return extension(path) == ".json" and re.match(r'\{\s*"[^"]*"\s*:\s*\[\s*\[', head) is not None
+    return (
+        file_extension(path) == ".json"
+        and re.match(r'\{\s*"[^"]*"\s*:\s*\[\s*\[', head) is not None
+    )
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     """Conversations of the file; `row` is the dialogue's place in it."""
-    content = read_document(path)
+    content = read_whole_file(path)
     try:
-        dialogues = json.loads(content, object_pairs_hook=_without_repeats)
+        dialogues = json.loads(content, object_pairs_hook=_without_repeated_reccon_keys)
     except UnicodeDecodeError as error:
         row = content[: error.start].count(b"\n") + 1
         raise DataError(f"{path}, row {row}: not UTF-8: save the file as UTF-8") from error
@@ -57,24 +65,27 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     rows = []
     for number, (name, parts) in enumerate(dialogues.items(), start=1):
         place = {"conversation_id": name, "file": path.name, "row": number}
-        problem = _problem(parts)
+        problem = _reccon_problem(parts)
         if problem:
-            rows.append({**place, "problem": problem, "raw": shorten(json.dumps(parts))})
+            rows.append(
+                {**place, "problem": problem, "raw": shorten_rejected_text(json.dumps(parts))}
+            )
         else:
             rows.extend(
-                {**place, **turn} for turn in _turns(parts[0], split_from_name(path), tolerated)
+                {**place, **turn}
+                for turn in _reccon_turns(parts[0], split_from_file_name(path), tolerated)
             )
-    yield conversations(rows).with_columns(text=detokenize_column(pl.col("text")))
+    yield conversations(rows).with_columns(text=detokenize_edos_column(pl.col("text")))
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeated_reccon_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if repeated:
         raise ValueError(f"the key '{repeated[0]}' occurs twice")
     return dict(pairs)
 
 
-def _problem(parts: Any) -> str | None:
+def _reccon_problem(parts: Any) -> str | None:
     """Why a dialogue cannot be used."""
     if not (isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list)):
         return "not a list: a dialogue must be a list that holds one list of turns"
@@ -94,11 +105,11 @@ def _problem(parts: Any) -> str | None:
             return f"wrong evidence: turn {number} has {evidence}"
         emotion = _MISSPELT.get(turn["emotion"], turn["emotion"])
         if emotion not in RECCON_LABELS:
-            return unknown_choice("label", emotion, RECCON_LABELS)
+            return unknown_choice_error("label", emotion, RECCON_LABELS)
     return None
 
 
-def _turns(
+def _reccon_turns(
     turns: list[dict[str, Any]], split: str | None, tolerated: Counter[str]
 ) -> Iterator[dict[str, object]]:
     for turn in turns:

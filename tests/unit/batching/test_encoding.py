@@ -6,7 +6,7 @@ import pytest
 
 from attune.platform.batching.encoding import Layout, Ragged, encode
 from attune.platform.core.errors import DataError
-from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.data.samples import SAMPLES
 from attune.platform.text.vocabulary import Vocabulary
@@ -54,9 +54,13 @@ def test_encoding_options(small):
 
 
 def test_encoding_takes_unpaired_text(prepared, vocabulary):
-    contexts = encode(read_samples(prepared, "unpaired_contexts"), vocabulary, emotions=EMOTIONS)
+    contexts = encode(
+        read_dataset_samples(prepared, "unpaired_contexts"), vocabulary, emotions=EMOTIONS
+    )
     assert contexts["response"].lengths.sum() == 0
-    responses = encode(read_samples(prepared, "unpaired_responses"), vocabulary, emotions=EMOTIONS)
+    responses = encode(
+        read_dataset_samples(prepared, "unpaired_responses"), vocabulary, emotions=EMOTIONS
+    )
     assert set(responses["context"].lengths) == {1}
     assert responses["response"].lengths.min() > 1
 
@@ -67,7 +71,7 @@ def test_an_emotion_outside_the_labels_is_an_error(small):
 
 
 def test_encoding_gives_back_every_text(prepared, vocabulary, columns):
-    samples = read_samples(prepared, "train")
+    samples = read_dataset_samples(prepared, "train")
     rows = np.arange(samples.height)
     table = columns["response"].pad(rows)
     for row in (0, 17, samples.height - 1):

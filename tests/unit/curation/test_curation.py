@@ -11,7 +11,11 @@ from attune.platform.core.errors import DataError, UsageError
 from attune.platform.curation import cleaning, curate, subtitles, turns
 from attune.platform.curation.cleaning import LINE_STEPS, STEPS, Cleaning, select_steps
 from attune.platform.curation.subtitles import Line
-from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
+from attune.platform.data.dataset_folder import (
+    MANIFEST,
+    read_dataset_manifest,
+    read_dataset_samples,
+)
 from attune.platform.data.prepare import prepare
 from attune.platform.services import cluster
 from tests.commands import error_of, json_output
@@ -386,7 +390,9 @@ def test_prepare_reads_what_is_curated(films, tmp_path):
     curate.curate([films], tmp_path / "out", model=None)
     manifest = prepare(str(tmp_path / "out"), tmp_path / "data")
     assert (manifest["format"], manifest["rejected"]["rows"]) == ("dialogues", 0)
-    samples = pl.concat([read_samples(tmp_path / "data", s) for s in ("train", "valid", "test")])
+    samples = pl.concat(
+        [read_dataset_samples(tmp_path / "data", s) for s in ("train", "valid", "test")]
+    )
     contexts = dict(samples.select("response", "context").iter_rows())
     assert contexts == {
         "At home, as always.": ["Where were you?"],
@@ -470,7 +476,7 @@ def test_the_commands(call, known, films, tmp_path):
     done = json_output(call(*command, "--without", "lyrics", "--json"))
     assert done["files"] == 5
     assert done["rejected"]["file"] == "out/rejects.jsonl"
-    assert done["hash"] == read_manifest(tmp_path / "out")["hash"]
+    assert done["hash"] == read_dataset_manifest(tmp_path / "out")["hash"]
     assert done["speed"]["lines_per_second"] > 0
     shown = call(*command, "--without", "lyrics").stdout
     assert "rejected: 1 damaged files" in shown

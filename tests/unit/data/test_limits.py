@@ -12,7 +12,12 @@ import pytest
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.curation import subtitles
 from attune.platform.data import files
-from attune.platform.data.files import RAW_LENGTH, lines, read_document, records
+from attune.platform.data.files import (
+    RAW_LENGTH,
+    read_csv_records,
+    read_file_lines,
+    read_whole_file,
+)
 from attune.platform.data.prepare import prepare
 
 UTTERANCES = [{"role": "speaker", "text": "I won."}, {"role": "listener", "text": "Great!"}]
@@ -54,7 +59,7 @@ def test_a_line_of_300_mb_in_a_small_archive_takes_less_than_1_gb(tmp_path):
 def test_lines_after_a_long_line_are_read_and_keep_their_numbers(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n" + b"y" * 50_000 + b"\nthree\n" + b"z" * 50_000)
-    frame = next(iter(lines(path)))
+    frame = next(iter(read_file_lines(path)))
     assert frame["row"].to_list() == [1, 2, 3, 4]
     assert frame["line"].to_list() == ["one", None, "three", None]
     assert frame["raw"][1] == "y" * RAW_LENGTH
@@ -64,7 +69,7 @@ def test_lines_after_a_long_line_are_read_and_keep_their_numbers(tmp_path):
 def test_rows_after_a_long_cell_or_line_of_a_csv_are_read_and_keep_their_numbers(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"a,b\n1,2\n{'y' * 2_000},4\n5,6\n{'z' * 50_000},8\n9,10\n")
-    rows = list(records(path, ("a",)))
+    rows = list(read_csv_records(path, ("a",)))
     assert [(row.row, row.fields.get("a")) for row in rows if row.problem is None] == [
         (2, "1"), (4, "5"), (6, "9"),
     ]  # fmt: skip
@@ -80,8 +85,8 @@ def test_files_beyond_the_limit_are_named_with_the_variable(tmp_path, monkeypatc
     path = tmp_path / "a.srt.gz"
     path.write_bytes(gzip.compress(b"a line\n" * 1_000))
     with pytest.raises(DataError, match=r"larger than 0.001 MB \(ATTUNE_MAX_FILE_MB\) when"):
-        list(lines(path))
-    for read in (read_document, subtitles.read):
+        list(read_file_lines(path))
+    for read in (read_whole_file, subtitles.read):
         with pytest.raises(DataError, match=r"larger than 0.001 MB \(ATTUNE_MAX_DOCUMENT_MB\)"):
             read(path)
 

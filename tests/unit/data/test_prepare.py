@@ -12,7 +12,7 @@ import pytest
 
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import files, prepare
-from attune.platform.data.dataset_folder import STREAMS, read_manifest, read_samples
+from attune.platform.data.dataset_folder import STREAMS, read_dataset_manifest, read_dataset_samples
 from attune.platform.data.inspection import inspect
 from attune.platform.data.samples import SAMPLES
 
@@ -44,7 +44,7 @@ def test_one_sample_per_listener_turn(tmp_path):
     )
     manifest = prepare.prepare(source, tmp_path / "out")
     assert manifest["splits"]["train"] == {"conversations": 1, "samples": 2}
-    first, second = read_samples(tmp_path / "out", "train").to_dicts()
+    first, second = read_dataset_samples(tmp_path / "out", "train").to_dicts()
     assert first["context"] == ["Text 0 of 1."]
     assert (first["response"], first["next_turn"]) == ("Text 1 of 1.", "Text 2 of 1.")
     assert first["situation_tokens"] == "it rains ."
@@ -60,7 +60,7 @@ def test_no_next_turn_where_nobody_answers(tmp_path):
     utterances = [{"role": r, "text": r} for r in ("speaker", "listener", "listener")]
     lines = [{"id": "x", "utterances": utterances, "split": "train"}]
     prepare.prepare(write(tmp_path / "own.jsonl", lines), tmp_path / "out")
-    samples = read_samples(tmp_path / "out", "train")
+    samples = read_dataset_samples(tmp_path / "out", "train")
     assert samples["context"].list.len().to_list() == [1, 2]
     assert samples["next_turn"].to_list() == [None, None]
 
@@ -75,10 +75,10 @@ def test_a_first_turn_of_a_listener_gives_no_sample(tmp_path):
 def test_schema_is_the_same_in_every_stream(tmp_path):
     prepare.prepare("bundled", tmp_path / "out")
     for stream in STREAMS:
-        assert read_samples(tmp_path / "out", stream).schema == SAMPLES
+        assert read_dataset_samples(tmp_path / "out", stream).schema == SAMPLES
     source = write(tmp_path / "own.jsonl", [conversation(1, split="train")])
     prepare.prepare(source, tmp_path / "own")
-    assert read_samples(tmp_path / "own", "test").schema == SAMPLES
+    assert read_dataset_samples(tmp_path / "own", "test").schema == SAMPLES
 
 
 def test_splits_without_names_come_from_the_id(tmp_path):
@@ -90,8 +90,8 @@ def test_splits_without_names_come_from_the_id(tmp_path):
     few = write(tmp_path / "few.jsonl", [conversation(n) for n in range(500, 600)])
     prepare.prepare(few, tmp_path / "few")
     for split in ("train", "valid", "test"):
-        some = read_samples(tmp_path / "few", split)["conversation_id"]
-        assert set(some) <= set(read_samples(tmp_path / "out", split)["conversation_id"])
+        some = read_dataset_samples(tmp_path / "few", split)["conversation_id"]
+        assert set(some) <= set(read_dataset_samples(tmp_path / "out", split)["conversation_id"])
 
 
 def test_bundled_corpus_is_the_recorded_one(tmp_path):
@@ -105,14 +105,15 @@ import polars as pl
 from attune.platform.batching.encoding import encode
 from attune.platform.batching.streams import Stream
 from attune.platform.data.labels import EMOTIONS
-from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.data.prepare import prepare
 from attune.platform.text.vocabulary import Vocabulary
 folder = Path(sys.argv[1])
 prepare("bundled", folder)
 vocabulary = Vocabulary.build(pl.read_parquet(folder / "tokens.parquet"), always=EMOTIONS)
 vocabulary.save(folder / "vocabulary.txt")
-stream = Stream(encode(read_samples(folder, "train"), vocabulary, emotions=EMOTIONS), size=16)
+samples = read_dataset_samples(folder, "train")
+stream = Stream(encode(samples, vocabulary, emotions=EMOTIONS), size=16)
 digest = hashlib.sha256()
 for batch in stream.epoch(1):
     for name, tensor in sorted(batch.tensors.items()):
@@ -215,12 +216,12 @@ def test_existing_data_is_never_lost(tmp_path):
     assert (out / "annotated.parquet").read_text() == "somebody's work"
     with pytest.raises(UsageError, match="--overwrite"):
         prepare.prepare(two, out)
-    assert read_samples(out, "train")["conversation_id"].to_list() == ["c1", "c1"]
+    assert read_dataset_samples(out, "train")["conversation_id"].to_list() == ["c1", "c1"]
     with pytest.raises(UsageError, match=r"'annotated.parquet', which --overwrite would delete"):
         prepare.prepare(two, out, overwrite=True)
     (out / "annotated.parquet").unlink()
     prepare.prepare(two, out, overwrite=True)
-    assert read_samples(out, "train")["conversation_id"].to_list() == ["c2", "c2"]
+    assert read_dataset_samples(out, "train")["conversation_id"].to_list() == ["c2", "c2"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.jsonl", "out", "two.jsonl"]
     other = tmp_path / "notes"
     other.mkdir()
@@ -241,12 +242,12 @@ def test_a_damaged_folder_is_repaired(tmp_path):
     (out / "train.parquet").write_bytes(b"garbage")
     (out / "tokens.parquet").unlink()
     with pytest.raises(DataError, match=r"train.parquet is missing or damaged"):
-        read_samples(out, "train")
+        read_dataset_samples(out, "train")
     prepare.prepare(source, out)
     assert contents(out) == whole
     (out / "manifest.json").write_text("{")
     with pytest.raises(DataError, match="damaged"):
-        read_manifest(out)
+        read_dataset_manifest(out)
 
 
 def test_unwritable_output_folders_are_named(tmp_path, monkeypatch):
@@ -262,7 +263,7 @@ def test_unwritable_output_folders_are_named(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     prepare.prepare(source, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
-    assert read_samples(tmp_path / "real", "train").height == 2
+    assert read_dataset_samples(tmp_path / "real", "train").height == 2
     # A failure leaves no folders on the way behind.
     with pytest.raises(DataError):
         prepare.prepare(bad_source(tmp_path), tmp_path / "a" / "b" / "c", strict=True)
@@ -283,4 +284,4 @@ def test_inspect(tmp_path):
     with pytest.raises(UsageError, match="not a prepared folder"):
         inspect(tmp_path)
     with pytest.raises(UsageError, match="no stream 'unpaired_contexts'"):
-        read_samples(tmp_path / "out", "unpaired_contexts")
+        read_dataset_samples(tmp_path / "out", "unpaired_contexts")

@@ -13,11 +13,11 @@ from attune.platform.data.conversations import (
     CONVERSATIONS,
     IN_REJECTED_CONVERSATION,
     Checker,
-    problem_kind,
-    separate_rejects,
+    conversation_problem_kind,
+    separate_rejected_conversations,
     whole_conversations,
 )
-from attune.platform.data.readers.edos import detokenize_column
+from attune.platform.data.readers.edos import detokenize_edos_column
 from attune.platform.data.sources import Source
 
 ED_HEADER = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags\n"
@@ -39,7 +39,7 @@ def judged(path, form="auto", **options):
     frame = Checker(Source(str(path), form).reader.EMOTION_LABELS, **options).check(
         read(path, form)
     )
-    return separate_rejects(frame)
+    return separate_rejected_conversations(frame)
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def test_edos(tmp_path):
     assert frame.filter(pl.col("label") == "questioning")["emotion"].to_list() == [None]
     assert frame.filter(pl.col("file") == "self.csv")["text"].to_list() == ["Run!", "Why?"]
     assert tolerated == {"dialogs without a majority label": 1}
-    assert problem_kind(frame["problem"].drop_nulls()[0]) == "unknown label"
+    assert conversation_problem_kind(frame["problem"].drop_nulls()[0]) == "unknown label"
 
 
 def test_detokenized_text():
     frame = pl.DataFrame({"t": ["I 'm sure you don 't , he 's 5 'clock ... do n't !"]})
-    assert frame.select(detokenize_column(pl.col("t"))).item() == (
+    assert frame.select(detokenize_edos_column(pl.col("t"))).item() == (
         "I'm sure you don't, he's 5 'clock... don't!"
     )
 
@@ -162,7 +162,7 @@ def test_empathetic_intents(tmp_path):
         )
     (tmp_path / "labels.txt").write_text("afraid,0\n")
     (tmp_path / "utterance_labels.csv").write_text("split,conv_id,label\ntrain,a,sad\n")
-    assert Source(str(tmp_path)).sizes.keys() == {"train.txt", "valid.txt", "test.txt"}
+    assert Source(str(tmp_path)).source_file_sizes.keys() == {"train.txt", "valid.txt", "test.txt"}
     usable, bad = judged(tmp_path / "train.txt", splits=["labelled_train"])
     assert usable.select("emotion", "label", "role", "text", "turn").rows() == [
         ("grateful", "grateful", "speaker", "i feel thankful", 0),
@@ -323,7 +323,9 @@ def test_deep_or_huge_json_is_one_bad_row(tmp_path):
     (tmp_path / "own.jsonl").write_text("[" * 100_000 + "\n" + '{"id": ' + "9" * 5000 + "}\n")
     _, bad = judged(tmp_path / "own.jsonl")
     assert bad["row"].to_list() == [1, 2]
-    assert set(bad["problem"].map_elements(problem_kind, pl.String)) == {"not readable as JSON"}
+    assert set(bad["problem"].map_elements(conversation_problem_kind, pl.String)) == {
+        "not readable as JSON"
+    }
 
 
 def test_pandas_types_are_understood(tmp_path):
@@ -386,7 +388,7 @@ def test_one_problem_is_not_reported_as_others(tmp_path):
                   for n in range(4)]  # fmt: skip
     (tmp_path / "own.jsonl").write_text(json.dumps({**CONVERSATION, "utterances": utterances}))
     _, bad = judged(tmp_path / "own.jsonl")
-    kinds = [problem_kind(problem) for problem in bad["problem"]]
+    kinds = [conversation_problem_kind(problem) for problem in bad["problem"]]
     assert kinds == [
         IN_REJECTED_CONVERSATION,
         "unknown label",
@@ -398,7 +400,7 @@ def test_one_problem_is_not_reported_as_others(tmp_path):
 def test_a_bad_first_row_does_not_make_the_others_differ(ed):
     ed.write_text(ED_HEADER + "c:2,1\n" + "c:2,2,sad,p,1,y,,\n" + "c:2,3,sad,p,0,z,,\n")
     _, bad = judged(ed)
-    assert [problem_kind(problem) for problem in bad["problem"]] == [
+    assert [conversation_problem_kind(problem) for problem in bad["problem"]] == [
         "wrong number of fields",
         IN_REJECTED_CONVERSATION,
         IN_REJECTED_CONVERSATION,
@@ -494,5 +496,5 @@ def test_formats_are_recognised_however_files_are_named(tmp_path):
 def test_small_chunks_give_the_same_frame(ed, monkeypatch):
     whole = read(ed)
     monkeypatch.setattr(files, "ROWS_AT_A_TIME", 1)
-    assert len(list(files.lines(ed))) > 1
+    assert len(list(files.read_file_lines(ed))) > 1
     assert read(ed).equals(whole)

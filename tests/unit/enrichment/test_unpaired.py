@@ -19,7 +19,11 @@ from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.settings import Threshold
 from attune.platform.data.conversations import UNPAIRED
-from attune.platform.data.dataset_folder import MANIFEST, read_manifest, read_samples
+from attune.platform.data.dataset_folder import (
+    MANIFEST,
+    read_dataset_manifest,
+    read_dataset_samples,
+)
 from attune.platform.data.prepare import prepare
 from attune.platform.enrichment import calibration, unpaired
 from attune.platform.enrichment.classifier import CALIBRATION_FILE, TEXT_KINDS, classify_texts
@@ -115,11 +119,13 @@ def harvested(home, here, tmp_path):  # noqa: ARG001
 def test_texts_have_the_classifiers_emotions(harvested, tmp_path):
     out, manifest = harvested
     prepare(str(tmp_path / "reddit.jsonl"), tmp_path / "prepared")
-    pairs = pl.concat([read_samples(tmp_path / "prepared", s) for s in ("train", "valid", "test")])
+    pairs = pl.concat(
+        [read_dataset_samples(tmp_path / "prepared", s) for s in ("train", "valid", "test")]
+    )
     model = load_model(find_run("teller").model)
     temperature = {"context": 0.2, "response": 0.25}
     for kind, stream in zip(TEXT_KINDS, UNPAIRED, strict=True):
-        actual = read_samples(out, stream)
+        actual = read_dataset_samples(out, stream)
         assert actual.schema == HARVESTED
         assert actual[kind].to_list() == pairs[kind].to_list()
         raw = classify_texts(model, pairs, kind)
@@ -127,7 +133,7 @@ def test_texts_have_the_classifiers_emotions(harvested, tmp_path):
         assert actual["probability"].to_numpy() == pytest.approx(sure, abs=1e-5)
         emotions = [model.variant.data_info.emotions[n] for n in raw.argmax(axis=1)]
         assert actual["emotion"].to_list() == emotions
-    contexts, responses = (read_samples(out, stream) for stream in UNPAIRED)
+    contexts, responses = (read_dataset_samples(out, stream) for stream in UNPAIRED)
     assert contexts["response"].null_count() == contexts["response_tokens"].null_count() == 20
     assert contexts["next_turn"].null_count() == 20
     assert responses["context"].list.len().sum() == 0
@@ -153,7 +159,7 @@ def test_short_texts_are_left_out(tmp_path):
     }
     counts = {}
     for stream, length in lengths.items():
-        actual = read_samples(out, stream).select(length).to_series()
+        actual = read_dataset_samples(out, stream).select(length).to_series()
         assert actual.min() >= 9
         counts[stream] = len(actual)
     assert counts == {"unpaired_contexts": 2, "unpaired_responses": 2}
@@ -163,7 +169,7 @@ def test_short_texts_are_left_out(tmp_path):
 
 def test_probabilities_must_exceed_the_threshold(harvested):
     out, _ = harvested
-    texts = read_samples(out, "unpaired_contexts")
+    texts = read_dataset_samples(out, "unpaired_contexts")
     one = float(texts["probability"].sort()[10])
     kept = read_unpaired(out, CONTEXTS, Threshold("harvest_threshold", one))
     expected = texts.filter(pl.col("probability") > one)
@@ -219,8 +225,8 @@ def test_an_interrupted_harvest_is_resumed(here, tmp_path, monkeypatch):
     assert sum(counts) == sum(totals) == 40
     monkeypatch.setattr(unpaired, "prepare", prepare)
     whole = harvest_texts(run, [source], tmp_path / "whole")
-    assert whole["hash"] == read_manifest(out)["hash"]
-    assert whole["contents"] == read_manifest(out)["contents"]
+    assert whole["hash"] == read_dataset_manifest(out)["hash"]
+    assert whole["contents"] == read_dataset_manifest(out)["contents"]
 
 
 @pytest.mark.usefixtures("home", "here")
@@ -232,8 +238,8 @@ def test_several_sources_and_prepared_ones(tmp_path):
     assert output["splits"]["unpaired_responses"]["samples"] == 10
     assert output["rejected"]["rows"] == 2
     alone = harvest_texts(run, [other], tmp_path / "alone")
-    texts = read_samples(tmp_path / "both", "unpaired_contexts")
-    expected = read_samples(tmp_path / "alone", "unpaired_contexts")
+    texts = read_dataset_samples(tmp_path / "both", "unpaired_contexts")
+    expected = read_dataset_samples(tmp_path / "alone", "unpaired_contexts")
     assert texts.tail(4).drop("probability").equals(expected.drop("probability"))
     assert alone["harvest"]["sources"][0]["format"] == "dialogues"
 
@@ -296,7 +302,7 @@ def begin(prepared, **overrides):
 
 def test_a_harvest_gives_two_streams(harvested, prepared):
     out, manifest = harvested
-    value = min(float(read_samples(out, s)["probability"].sort()[4]) for s in UNPAIRED)
+    value = min(float(read_dataset_samples(out, s)["probability"].sort()[4]) for s in UNPAIRED)
     threshold = Threshold("harvest_threshold", value)
     run = begin(prepared, harvest=str(out), harvest_threshold=value)
     assert run.data["harvest"] == {"folder": str(out), "hash": manifest["hash"]}
@@ -320,7 +326,7 @@ def test_without_a_harvest_the_unpaired_text_of_the_data_is_used(home, prepared)
     assert "harvest" not in run.data
     streams, _ = load_streams(run, setup.build_run_model(run))
     for name, stream in UNPAIRED_FILES.items():
-        assert len(streams[name]["index"]) == read_samples(prepared, stream).height
+        assert len(streams[name]["index"]) == read_dataset_samples(prepared, stream).height
     paired = begin(prepared, alone=True)
     assert set(load_streams(paired, setup.build_run_model(paired))[0]) == {PAIRED}
 

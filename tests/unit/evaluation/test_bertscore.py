@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attune.platform.core.errors import UsageError
-from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.dataset_folder import read_dataset_manifest
 from attune.platform.evaluation import bertscore
 from attune.platform.evaluation.bertscore import BertScore
 from tests.commands import error_of, json_output
@@ -87,9 +87,9 @@ def folder(tmp_path, monkeypatch):
     """The parts of prepared data that the baseline reads."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(bertscore, "checksum", lambda _: "0123456789")
-    monkeypatch.setattr(bertscore, "read_manifest", lambda _: {"hash": "h"})
+    monkeypatch.setattr(bertscore, "read_dataset_manifest", lambda _: {"hash": "h"})
     responses = pl.DataFrame({"response_tokens": ["east", "north", "north", None]})
-    monkeypatch.setattr(bertscore, "read_samples", lambda *_: responses)
+    monkeypatch.setattr(bertscore, "read_dataset_samples", lambda *_: responses)
     return tmp_path
 
 
@@ -116,7 +116,7 @@ def test_scores_are_rescaled_by_random_training_pairs(metric, folder, monkeypatc
 
 def test_scores_are_not_rescaled_without_training_responses(metric, folder, monkeypatch):
     nothing = pl.DataFrame({"response_tokens": []}, schema={"response_tokens": pl.String})
-    monkeypatch.setattr(bertscore, "read_samples", lambda *_: nothing)
+    monkeypatch.setattr(bertscore, "read_dataset_samples", lambda *_: nothing)
     for where in (folder, None):
         actual, signature = bertscore.score(metric, ["east"], ["east"], where)
         assert actual["bertscore_f1"] == pytest.approx(1.0)
@@ -152,6 +152,6 @@ def test_evaluate_with_bertscore(call, tmp_path, monkeypatch, prepared, tiny_enc
     assert actual["metrics"]["bertscore_f1_rescaled"] < 0.5
     assert f"bertscore.encoder:{tiny_encoder}@" in actual["signature"]
     [kept] = (tmp_path / "bertscore").iterdir()
-    assert json.loads(kept.read_text())["data"] == read_manifest(prepared)["hash"]
+    assert json.loads(kept.read_text())["data"] == read_dataset_manifest(prepared)["hash"]
     assert "--data is for a RUN" in error_of(call(*command[:3], "--data", prepared))
     assert "no encoder in 'nowhere'" in error_of(call(*command[:3], "--bertscore", "nowhere"))

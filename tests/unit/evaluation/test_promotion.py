@@ -9,7 +9,7 @@ import pytest
 
 from attune.platform import tracking
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.data.dataset_folder import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.evaluation import answers, metrics, promotion, significance
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import ALIASES, Run, read_aliases
@@ -63,7 +63,7 @@ def table(samples, likelihood, right=1.0):
 
 @pytest.fixture(scope="module")
 def samples(prepared):
-    return read_samples(prepared, "valid").head(120)
+    return read_dataset_samples(prepared, "valid").head(120)
 
 
 def test_tested_values_equal_the_metrics(samples):
@@ -103,7 +103,7 @@ def home(home_with_store):
 @pytest.fixture
 def new_run(home, prepared, build, samples):
     """Create finished runs, evaluated on valid, with a fixed likelihood per word."""
-    model, manifest = build("dummy"), read_manifest(prepared)
+    model, manifest = build("dummy"), read_dataset_manifest(prepared)
 
     def make(name, likelihood, *, variant="dummy", right=1.0, data=None):
         run = Run(

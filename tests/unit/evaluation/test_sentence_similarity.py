@@ -15,7 +15,7 @@ MEANT = ["i am sad", "she is sad", "nothing", "it is late", "so it goes on and o
 
 @pytest.fixture(scope="module")
 def encoder(tiny_encoder):
-    return encoders.load(str(tiny_encoder))
+    return encoders.load_encoder(str(tiny_encoder))
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ from attune.models.decoding import Decoding
 from attune.platform.core.errors import UsageError
 from attune.platform.core.field_help import field_help
 from attune.platform.data import prepare as preparing
-from attune.platform.data.dataset_folder import read_manifest
-from attune.platform.data.prepare import find_data
+from attune.platform.data.dataset_folder import read_dataset_manifest
+from attune.platform.data.prepare import find_prepared_data
 from attune.platform.runs.record import RUN_RECORD, find_run
 from tests.commands import error_of, json_output
 from tests.unit.jobs.test_cli import attune
@@ -201,15 +201,15 @@ def test_runs_skips_a_damaged_run_with_a_message(call):
 
 def test_find_data(tmp_path, monkeypatch, prepared):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    folder = find_data("bundled")
+    folder = find_prepared_data("bundled")
     assert folder == tmp_path / "data" / "bundled"
-    assert read_manifest(folder) == read_manifest(prepared)
+    assert read_dataset_manifest(folder) == read_dataset_manifest(prepared)
     monkeypatch.setattr(preparing, "prepare", None)  # it is not made a second time
-    assert find_data("bundled") == folder
+    assert find_prepared_data("bundled") == folder
     monkeypatch.chdir(prepared.parent)
-    assert find_data("./bundled") == prepared
+    assert find_prepared_data("./bundled") == prepared
     with pytest.raises(UsageError, match="not a prepared folder"):
-        find_data("bundeld")
+        find_prepared_data("bundeld")
 
 
 def test_parse_overrides():

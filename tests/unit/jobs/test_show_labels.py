@@ -3,7 +3,7 @@
 import pytest
 
 from attune.models.labels import LABELS
-from attune.platform.data.dataset_folder import read_manifest, read_samples
+from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.evaluation import control
 from attune.platform.runs.model import copy_labeller, load_model, save_model
 from attune.platform.runs.record import find_run
@@ -15,7 +15,7 @@ from tests.runs import write_run
 def home(tmp_path, monkeypatch, build, prepared):
     """Runs of MEED2, one of which can tell what its answers are, and others."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
-    inputs = {"name": "b", "folder": str(prepared), "hash": read_manifest(prepared)["hash"]}
+    inputs = {"name": "b", "folder": str(prepared), "hash": read_dataset_manifest(prepared)["hash"]}
     save_model(build("intent-classifier"), tmp_path / "labeller")
     named = {"labelled": "meed2", "alone": "meed2", "raw": "meed2-no-emotion", "plain": "dummy"}
     for name, variant in named.items():
@@ -44,7 +44,7 @@ def test_runs_are_evaluated_on_other_corpora(call, data, prepared):
 @pytest.mark.usefixtures("home")
 def test_predictor_is_compared_with_guessing(call, prepared):
     model = load_model(find_run("alone").model)
-    samples = read_samples(prepared, "test")
+    samples = read_dataset_samples(prepared, "test")
     labelled = samples.filter(samples["response_label"].is_in(LABELS))
     run, guess = json_output(call("show", "predictor", "alone", "--json"))["rows"]
     assert run["run"] == "alone"
@@ -69,7 +69,10 @@ def test_requested_labels_are_counted(monkeypatch, prepared):
     )  # fmt: skip
     model = load_model(find_run("labelled").model)
     actual = control.controllability(
-        model, read_samples(prepared, "test").head(4), ["consoling", "sad"], control.Decoding()
+        model,
+        read_dataset_samples(prepared, "test").head(4),
+        ["consoling", "sad"],
+        control.Decoding(),
     )
     assert asked == [None, {"label": "consoling"}, {"label": "sad"}]
     assert [(each.label, each.asked, each.unasked) for each in actual] == [

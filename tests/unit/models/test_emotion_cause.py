@@ -13,7 +13,7 @@ from attune.models.base import PAIRED, Batch, Progress
 from attune.platform.batching.encoding import Layout, Ragged, encode
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data import bundled
-from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.data.prepare import prepare
 from attune.platform.runs.model import load_model, save_model
 from attune.platform.serving.responder import Responder
@@ -340,7 +340,7 @@ def test_intensity_of_low_and_high_valence():
     lexicon = Lexicon(
         words=frozenset(), valence_arousal={"joy": (0.9, 0.6), "grief": (0.1, 0.6), "mud": (0.5, 0)}
     )
-    values = [lexicon.intensity(word) for word in ("joy", "grief", "mud", "table")]
+    values = [lexicon.emotional_intensity(word) for word in ("joy", "grief", "mud", "table")]
     assert values == pytest.approx([1.0, 1.0, 0.0, 0.0])
 
 
@@ -348,7 +348,9 @@ def test_the_reasoner_generalises_to_new_causes(build, prepared):
     """After a few steps its accuracy on valid exceeds that of the more frequent label."""
     model = build(SOFT)
     variant = model.variant
-    train, valid = (model.columns(read_samples(prepared, s).head(600)) for s in ("train", "valid"))
+    train, valid = (
+        model.columns(read_dataset_samples(prepared, s).head(600)) for s in ("train", "valid")
+    )
     stage = stages_by_name(variant)["reasoner"]
     optimizer = torch.optim.Adam(variant.reasoner.parameters(), lr=3e-3)
     torch.manual_seed(0)
@@ -373,7 +375,7 @@ def test_the_reasoner_generalises_to_new_causes(build, prepared):
 
 def test_perplexity_is_reported_from_the_first_stage_that_trains_the_decoder(build, prepared):
     model = build(SOFT)
-    valid = model.columns(read_samples(prepared, "valid").head(20))
+    valid = model.columns(read_dataset_samples(prepared, "valid").head(20))
     reasoner, generator = stages_by_name(model.variant).values()
     assert "valid_perplexity" not in compute_validation_metrics(
         model.variant, reasoner, valid, ProcessGroup()

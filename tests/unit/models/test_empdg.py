@@ -33,7 +33,7 @@ def generator_parts(variant):
 
 def test_emotion_words_are_lexicon_words_and_adjectives_in_order():
     texts = ["i am so excited , what a wonderful job !", "the table is there .", None]
-    emotion_words = EmotionWords(LEXICON).find(pl.Series(texts))
+    emotion_words = EmotionWords(LEXICON).find_emotion_words(pl.Series(texts))
     assert emotion_words.to_list() == ["excited wonderful job", "", None]
 
 

@@ -11,7 +11,7 @@ from attune.models.base import PAIRED, Progress
 from attune.models.decoding import Decoding
 from attune.models.labels import LABELS
 from attune.platform.core.errors import DataError, UsageError
-from attune.platform.data.dataset_folder import LEXICON, read_samples
+from attune.platform.data.dataset_folder import LEXICON, read_dataset_samples
 from attune.platform.evaluation.evaluate import evaluate, predictions
 from attune.platform.runs.model import save_model
 from attune.platform.serving.responder import Responder
@@ -26,7 +26,7 @@ TEXTS = ["i lost my keys .", "i lost my dog , too !", "that is 'n awful émotion
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Subwords.learn(TEXTS * 3, 300)
+    return Subwords.learn_byte_pairs(TEXTS * 3, 300)
 
 
 def test_subwords_decode_to_the_words_of_any_text(tokenizer):
@@ -47,21 +47,21 @@ def test_subwords_decode_to_the_words_of_any_text(tokenizer):
 
 def test_saved_subwords_are_restored(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "vocabulary.txt")
-    loaded = subwords.load(tmp_path / "vocabulary.txt")
+    loaded = subwords.load_words_or_subwords(tmp_path / "vocabulary.txt")
     texts = pl.Series(TEXTS)
     assert loaded.tokens == tokenizer.tokens
     assert loaded.encode(texts).to_list() == tokenizer.encode(texts).to_list()
-    assert Subwords.learn(TEXTS * 3, 300).tokens == tokenizer.tokens
+    assert Subwords.learn_byte_pairs(TEXTS * 3, 300).tokens == tokenizer.tokens
 
 
 def test_unusable_tokenizers_are_rejected(tmp_path, tiny_encoder):
     with pytest.raises(UsageError, match="vocabulary_size: expected at least 265"):
-        Subwords.learn(TEXTS, 100)
+        Subwords.learn_byte_pairs(TEXTS, 100)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError, match=r"expected a tokenizer\.json"):
-        Subwords.read(tmp_path / "tokenizer.json")
+        Subwords.read_byte_pairs(tmp_path / "tokenizer.json")
     with pytest.raises(UsageError, match="expected a byte-level tokenizer"):
-        Subwords.read(tiny_encoder / "tokenizer.json")
+        Subwords.read_byte_pairs(tiny_encoder / "tokenizer.json")
 
 
 def test_a_run_learns_subwords_of_its_corpus(prepared, tmp_path, monkeypatch):
@@ -70,8 +70,8 @@ def test_a_run_learns_subwords_of_its_corpus(prepared, tmp_path, monkeypatch):
     model = setup.build_run_model(run)
     assert isinstance(model.vocabulary, Subwords)
     assert len(model.vocabulary) == 600
-    columns = model.columns(read_samples(prepared, "valid").head(3))
-    labels = read_samples(prepared, "valid").head(3)["response_label"]
+    columns = model.columns(read_dataset_samples(prepared, "valid").head(3))
+    labels = read_dataset_samples(prepared, "valid").head(3)["response_label"]
     assert [LABELS[number] for number in columns["response_label"]] == labels.to_list()
     assert (columns["context_labels"].lengths == columns["context"].lengths).all()
 

@@ -32,10 +32,10 @@ def test_encode_and_decode():
     vocabulary = Vocabulary.build(COUNTS)
     texts = pl.Series(["a nobody", None, "", "c"])
     encoded = vocabulary.encode(texts).to_list()
-    a, c = vocabulary.number("a"), vocabulary.number("c")
-    assert encoded == [[a, vocabulary.number(UNKNOWN)], [], [], [c]]
-    assert vocabulary.decode([a, vocabulary.number("<eos>"), c]) == ["a"]
-    assert vocabulary.decode([vocabulary.number("<sos>"), c, 0]) == ["c"]
+    a, c = vocabulary.token_id("a"), vocabulary.token_id("c")
+    assert encoded == [[a, vocabulary.token_id(UNKNOWN)], [], [], [c]]
+    assert vocabulary.decode([a, vocabulary.token_id("<eos>"), c]) == ["a"]
+    assert vocabulary.decode([vocabulary.token_id("<sos>"), c, 0]) == ["c"]
     many = pl.concat([texts, pl.Series([f"b {number}" for number in range(FEW_TEXTS)])])
     assert vocabulary.encode(many).to_list()[: len(texts)] == encoded
 

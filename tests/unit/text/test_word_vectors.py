@@ -29,8 +29,8 @@ def test_word_vectors(tmp_path, packed):
     vocabulary = Vocabulary.build(COUNTS)
     vectors = load_word_vectors(path, vocabulary)
     assert vectors.dimension == 3
-    assert vectors.matrix[vocabulary.number("a")].tolist() == [4, 5, 6]
-    assert vectors.coverage == 0.5
+    assert vectors.matrix[vocabulary.token_id("a")].tolist() == [4, 5, 6]
+    assert vectors.word_vector_coverage == 0.5
     assert not vectors.matrix[0].any()
     again = load_word_vectors(path, vocabulary)
     assert np.array_equal(vectors.matrix, again.matrix)

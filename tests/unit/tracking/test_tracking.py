@@ -15,7 +15,7 @@ import pytest
 
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError
-from attune.platform.data.dataset_folder import read_manifest
+from attune.platform.data.dataset_folder import read_dataset_manifest
 from attune.platform.runs.model import save_model
 from attune.platform.runs.record import Run, read_run
 from attune.platform.serving.responder import Responder
@@ -61,7 +61,7 @@ def new_run(home, prepared, build):
             data={
                 "name": "bundled",
                 "folder": str(prepared),
-                "hash": read_manifest(prepared)["hash"],
+                "hash": read_dataset_manifest(prepared)["hash"],
             },
             command="attune train dummy --preset tiny",
             commit="c0ffee",
@@ -77,7 +77,7 @@ def new_run(home, prepared, build):
 
 @pytest.fixture
 def run(new_run, prepared):
-    return tracking.start_run(new_run(), read_manifest(prepared))
+    return tracking.start_run(new_run(), read_dataset_manifest(prepared))
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_unpaired_text_is_an_input_of_the_run(new_run, prepared, client):
         config={**run.config, "harvest": "open", "harvest_threshold": 0.65},
         data={**run.data, "harvest": harvest},
     )
-    actual = client.get_run(tracking.start_run(run, read_manifest(prepared)).run_id)
+    actual = client.get_run(tracking.start_run(run, read_dataset_manifest(prepared)).run_id)
     assert actual.data.tags["harvest_hash"] == harvest["hash"]
     assert "Unpaired text: hash 0123456789ab" in actual.data.tags["mlflow.note.content"]
     assert actual.data.params["harvest_threshold"] == "0.65"
@@ -206,18 +206,20 @@ def test_unpaired_text_is_an_input_of_the_run(new_run, prepared, client):
 def test_many_params_are_sent_in_parts(new_run, prepared, client):
     many = {f"key_{n}": "x" * 1000 for n in range(250)}
     run = new_run().update(training=many)
-    params = client.get_run(tracking.start_run(run, read_manifest(prepared)).run_id).data.params
+    params = client.get_run(
+        tracking.start_run(run, read_dataset_manifest(prepared)).run_id
+    ).data.params
     assert set(many) <= set(params)
     assert len(params["key_0"]) == run_metadata.MAX_VALUE_LENGTH
 
 
 def test_runs_of_a_variant_share_an_experiment(run, new_run, prepared, client):
-    other = tracking.start_run(new_run("another"), read_manifest(prepared))
+    other = tracking.start_run(new_run("another"), read_dataset_manifest(prepared))
     places = {client.get_run(r.run_id).info.experiment_id for r in (run, other)}
     assert len(places) == 1
     client.delete_experiment(places.pop())
     with pytest.raises(UsageError, match="mlflow experiments restore"):
-        tracking.start_run(new_run("a-third"), read_manifest(prepared))
+        tracking.start_run(new_run("a-third"), read_dataset_manifest(prepared))
 
 
 @pytest.mark.usefixtures("faults")  # which checks the size of requests
@@ -415,7 +417,7 @@ def test_missing_server_is_an_error_without_password(new_run, prepared, monkeypa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
     run = new_run()
     with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:1 .*unset MLFLOW_TRACKING_URI") as e:
-        tracking.start_run(run, read_manifest(prepared))
+        tracking.start_run(run, read_dataset_manifest(prepared))
     assert "refused" in str(e.value)
     assert "secret" not in str(e.value)
     assert read_run(run.folder).run_id is None
@@ -439,7 +441,7 @@ def test_overloaded_server_is_asked_once(new_run, prepared, monkeypatch):
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         with pytest.raises(UsageError, match=address):
-            tracking.start_run(new_run(), read_manifest(prepared))
+            tracking.start_run(new_run(), read_dataset_manifest(prepared))
         server.shutdown()
     assert len(asked) == 1
     for name in environment.SHORT_TIMEOUTS:

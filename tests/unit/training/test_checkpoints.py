@@ -61,7 +61,7 @@ def test_space_is_checked_before_a_checkpoint_of_known_size(tmp_path, monkeypatc
     run = write_run(tmp_path, "mine", "dummy")
     write(run.checkpoints, 10, lambda path: path.write_bytes(bytes(5_000_000)))
     checkpoints.require_space(run, 0)
-    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: 4_000_000)
+    monkeypatch.setattr(checkpoints, "free_disk_bytes", lambda _: 4_000_000)
     with pytest.raises(DiskFullError) as failure:
         checkpoints.require_space(run, 0)
     message = str(failure.value)

@@ -30,7 +30,7 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "start_run", lambda run, _: run)
     monkeypatch.setattr(tracking, "finish_run", lambda *_: True)
     monkeypatch.setattr(tracking.TrackingQueue, "start_sending", lambda *_: None)
-    monkeypatch.setattr(driver, "read_manifest", lambda _: {})
+    monkeypatch.setattr(driver, "read_dataset_manifest", lambda _: {})
     monkeypatch.setattr(driver, "sample_answers", lambda _: None)
     data = {"folder": str(tmp_path)}
     return [write_run(tmp_path, name, "dummy", data=data) for name in ("one", "two")]

@@ -15,7 +15,7 @@ from torch import nn
 
 from attune.models.base import PAIRED, Progress
 from attune.platform.batching.streams import Stream
-from attune.platform.data.dataset_folder import read_samples
+from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.data.labels import EMOTIONS
 from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import score
@@ -29,7 +29,7 @@ CHANCE = 1 / len(EMOTIONS)
 
 @pytest.fixture(scope="module")
 def valid_columns(prepared, encode_samples):
-    return encode_samples(read_samples(prepared, "valid"))
+    return encode_samples(read_dataset_samples(prepared, "valid"))
 
 
 def taught(variant, stage, columns, training, *, seed=0):
@@ -95,7 +95,7 @@ def test_multi_trs_beats_a_bag_of_words(
     taught(variant, stage, columns, training)
     perplexity, known = judged(variant, test_columns)
     unigram = unigram_perplexity(columns, test_columns, len(vocabulary))
-    bag = bag_of_words(read_samples(prepared, "train"), test_samples)
+    bag = bag_of_words(read_dataset_samples(prepared, "train"), test_samples)
     print(f"\non test: perplexity {perplexity:.1f} (unigram {unigram:.1f}), emotions {known:.1%}")
     print(f"a bag of words knows {bag:.1%}")
     assert known > 10 * CHANCE
