@@ -193,10 +193,10 @@ def select(
     - `attune data select data/os-emotions --threshold 0.8 --out data/os-emotional`
     - `attune data select data/os-emotions --threshold 0.8 --rest --out data/os-rest`
     """
-    from attune.platform.enrichment.filters import select_dialogues
+    from attune.platform.enrichment.filters import filter_dialogues
 
     with progress_bar("samples", "selecting") as bar:
-        manifest, chosen = select_dialogues(
+        manifest, chosen = filter_dialogues(
             data,
             out,
             top=top,

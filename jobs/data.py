@@ -149,13 +149,13 @@ def harvest_command(
     - `attune data harvest mine --source reddit.jsonl.gz --out data/reddit --threshold 0.7`
     """
     from attune.platform.data import dataset_folder
-    from attune.platform.enrichment.unpaired import count_unpaired, harvest_texts
+    from attune.platform.enrichment.unpaired import count_unpaired, harvest_unpaired_texts
 
     if not 0 <= threshold < 1:
         raise UsageError(f"--threshold: expected a number from 0 to below 1, got {threshold}")
     run = options.find_trained_run(name)
     with progress_bar("texts", f"{run.name} classifies") as bar:
-        manifest = harvest_texts(
+        manifest = harvest_unpaired_texts(
             run,
             source,
             out,

@@ -10,7 +10,7 @@ import typer
 from attune.platform.evaluation.figures import StageSchedule, draw_schedules
 from attune.platform.training import data, setup
 from attune.platform.training.loop import Training
-from attune.platform.training.schedules import dropout_factor, rate
+from attune.platform.training.schedules import rate, scheduled_dropout_factor
 
 
 def main(
@@ -31,8 +31,8 @@ def main(
 def plan_schedule(variant: str, source: str, preset: str) -> list[StageSchedule]:
     """Return the schedule of each stage of a run that is not limited otherwise."""
     run = setup.new_run(variant, data=source, preset=preset, name=variant)
-    model = setup.build_run_model(run)
-    training = Training(run, model, *data.load_streams(run, model))
+    model = setup.set_up_run_model(run)
+    training = Training(run, model, *data.load_training_streams(run, model))
     schedules = []
     for number, stage in enumerate(training.stages):
         steps = training.stage_steps(number)
@@ -40,7 +40,10 @@ def plan_schedule(variant: str, source: str, preset: str) -> list[StageSchedule]
             StageSchedule(
                 name=stage.name,
                 rates=[rate(training.settings, stage, step, steps) for step in range(steps)],
-                dropout=[dropout_factor(training.settings, step, steps) for step in range(steps)],
+                dropout=[
+                    scheduled_dropout_factor(training.settings, step, steps)
+                    for step in range(steps)
+                ],
             )
         )
     return schedules

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
 from attune.jobs.tables import format_metric, table
-from attune.platform.runs.record import all_runs, read_aliases, runs_folder
+from attune.platform.runs.record import all_runs, read_run_aliases, runs_folder
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -115,7 +115,7 @@ def _send_unsent(runs: "list[Run]", screen: Console) -> None:
 
 
 def _runs_to_json(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> list[dict[str, Any]]:
-    aliases = read_aliases()
+    aliases = read_run_aliases()
     return [_run_to_json(run, statuses[run.name], aliases) for run in runs]
 
 

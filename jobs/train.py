@@ -109,7 +109,7 @@ def train(
     signals = StopSignals()
     if seeds is None:
         with lock_runs([_find_or_create_run(variant, name, seed, asked, resume)]) as [run]:
-            runs = _train_runs([setup.apply_limits(run, asked)], screen, signals)
+            runs = _train_runs([setup.apply_run_limits(run, asked)], screen, signals)
     else:
         numbers = options.parse_seeds(seeds)
         runs = _train_seeds(variant, name, numbers, asked, resume, screen, signals)
@@ -133,7 +133,7 @@ def _find_or_create_run(
     find_variant(variant)
     seed_option: dict[str, Any] = {} if seed is None else {"seed": seed}
     if resume:
-        run = setup.find_resumable(variant, name, {**asked, **seed_option})
+        run = setup.find_resumable_run(variant, name, {**asked, **seed_option})
         if run is not None:
             return run
     return setup.new_run(variant, name=name, **asked, **seed_option)
@@ -153,7 +153,9 @@ def _train_seeds(
     with lock_runs(
         [_find_or_create_seed_run(variant, name, number, asked, resume) for number in seeds]
     ) as runs:
-        unfinished = [setup.apply_limits(run, asked) for run in runs if run.status != "finished"]
+        unfinished = [
+            setup.apply_run_limits(run, asked) for run in runs if run.status != "finished"
+        ]
         parent = next((run.parent for run in runs if run.parent), None)
         if parent is None:
             numbers = ",".join(str(seed) for seed in seeds)

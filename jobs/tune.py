@@ -249,7 +249,7 @@ class TrialPlan:
 def plan_trials(typed: Mapping[str, Any]) -> TrialPlan:
     """Return the trials that the options of `attune tune` ask for; checks every setting."""
     from attune.platform.core.settings import find_variant
-    from attune.platform.training.setup import check_zero
+    from attune.platform.training.setup import check_zero_stage
     from attune.platform.tuning import spaces
     from attune.platform.tuning import sweep as sweeps
 
@@ -260,7 +260,7 @@ def plan_trials(typed: Mapping[str, Any]) -> TrialPlan:
     if not variants or definition.decode:
         _reject_without_variant(definition)
     for each in variants:
-        check_zero(find_variant(each)[0], each, typed.get("zero", 0))
+        check_zero_stage(find_variant(each)[0], each, typed.get("zero", 0))
     overrides = {**definition.set, **typed.get("overrides", {})}
     preset = typed.get("preset", "small")
     return TrialPlan(

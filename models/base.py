@@ -108,8 +108,8 @@ class DataRequirements:
     filters: DataFilters = DataFilters()
     encoder: str | None = None
     """The setting that names a pretrained encoder. `DataInfo.encoders` has the encoder under this
-    name, and `columns` may name columns of its token ids (`encoder_columns` and
-    `subword_columns`)."""
+    name, and `columns` may name columns of its token ids (`encode_for_pretrained` and
+    `encode_as_subwords`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,12 @@ import torch
 
 from attune.jobs import cli
 from attune.models.base import Batch
-from attune.platform.batching.encoding import Ragged, encode, encoder_columns, subword_columns
+from attune.platform.batching.encoding import (
+    Ragged,
+    encode,
+    encode_as_subwords,
+    encode_for_pretrained,
+)
 from attune.platform.core.settings import find_variant
 from attune.platform.data import bundled
 from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
@@ -86,7 +91,11 @@ def encode_samples(vocabulary, tiny_encoder):
             causes=True,
             labels=True,
         )
-        return {**columns, **encoder_columns(encoder, samples), **subword_columns(encoder, samples)}
+        return {
+            **columns,
+            **encode_for_pretrained(encoder, samples),
+            **encode_as_subwords(encoder, samples),
+        }
 
     return encode_all
 
@@ -112,8 +121,8 @@ def batch(columns):
 
     Each has a next turn, which critics need.
     """
-    with_next_turn = np.flatnonzero(columns["next_turn"].lengths)
-    rows = with_next_turn[np.linspace(0, len(with_next_turn) - 1, 12).astype(int)]
+    encoded_with_next_turn = np.flatnonzero(columns["next_turn"].lengths)
+    rows = encoded_with_next_turn[np.linspace(0, len(encoded_with_next_turn) - 1, 12).astype(int)]
     tensors = {
         name: column.pad(rows) if isinstance(column, Ragged) else torch.from_numpy(column[rows])
         for name, column in columns.items()

@@ -23,7 +23,7 @@ from attune.models.base import (
 from attune.models.decoding import Decoding, decode
 from attune.models.labels import LABELS
 from attune.platform.runs.model import Model, load_model, save_model
-from attune.platform.training.updates import total_loss, trainable_only
+from attune.platform.training.updates import train_only_updated, update_loss
 
 EARLY = Progress(step=1, fraction=0.1)
 """After the first step, at which annealed terms have the weight 0."""
@@ -33,7 +33,7 @@ def compute_stage_losses(variant: Variant, batch: Batch):
     """Yield each update of each stage, with its loss terms."""
     for stage in variant.stages():
         for update in stage.updates:
-            with trainable_only(variant, stage.players[update.player]):
+            with train_only_updated(variant, stage.players[update.player]):
                 method = getattr(variant, update.losses)
                 yield stage, update, method(repeat_for_streams(stage, batch), EARLY)
 
@@ -102,10 +102,10 @@ def check_updates_change_only_their_player(variant, batch):
             covered |= own
             before = {name: p.detach().clone() for name, p in variant.named_parameters()}
             optimizer = torch.optim.SGD(parameters, lr=0.1)
-            with trainable_only(variant, parts):
+            with train_only_updated(variant, parts):
                 losses = getattr(variant, update.losses)(repeat_for_streams(stage, batch), EARLY)
                 variant.zero_grad()
-                total_loss(update, losses).backward()
+                update_loss(update, losses).backward()
                 for name, p in variant.named_parameters():
                     if id(p) in own:
                         assert p.grad is not None, f"{name} gets no gradient"
@@ -279,13 +279,13 @@ def train_on_batches(
             progress = Progress(step=step, fraction=step / steps)
             for update in stage.updates:
                 optimizer = optimizers[update.player]
-                with trainable_only(variant, stage.players[update.player]):
+                with train_only_updated(variant, stage.players[update.player]):
                     batch = batches[step % len(batches)]
                     losses = getattr(variant, update.losses)(
                         repeat_for_streams(stage, batch), progress
                     )
                     optimizer.zero_grad()
-                    total_loss(update, losses).backward()
+                    update_loss(update, losses).backward()
                     nn.utils.clip_grad_norm_(
                         list_parameters(variant, stage.players[update.player]), 1.0
                     )

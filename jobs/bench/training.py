@@ -42,7 +42,7 @@ from attune.platform.runs.metrics_file import read_metrics
 from attune.platform.runs.model import build_model
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.training.settings import configure
-from attune.platform.training.updates import total_loss
+from attune.platform.training.updates import update_loss
 
 VARIANT, PRESET = "multi-trs", "paper"
 SMOOTHING = 0.1
@@ -228,7 +228,7 @@ def _loop(data: Path, spec: _Spec) -> Iterator[int]:
 def _our_loss(variant: Any, batch: Batch) -> Tensor:
     [stage] = variant.stages()
     [update] = stage.updates
-    return total_loss(update, getattr(variant, update.losses)({PAIRED: batch}, Progress()))
+    return update_loss(update, getattr(variant, update.losses)({PAIRED: batch}, Progress()))
 
 
 def _good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:

@@ -123,7 +123,7 @@ def encode(
     """
     numbers_of_emotions = {emotion: number for number, emotion in enumerate(emotions)}
 
-    def utterance_values(column: str, dtype: type[pl.DataType]) -> pl.Expr:
+    def encode_utterance_values(column: str, dtype: type[pl.DataType]) -> pl.Expr:
         """Return a column of utterances, or a null for each utterance."""
         nothing = pl.lit(None, dtype=dtype).repeat_by(pl.col("context_tokens").list.len())
         return pl.coalesce(column, nothing)
@@ -132,8 +132,8 @@ def encode(
         pl.int_range(pl.len()).alias("row"),
         tokens="context_tokens",
         role="context_roles",
-        cause=utterance_values("context_causes", pl.Boolean),
-        label=utterance_values("context_labels", pl.String),
+        cause=encode_utterance_values("context_causes", pl.Boolean),
+        label=encode_utterance_values("context_labels", pl.String),
     ).explode("tokens", "role", "cause", "label")
     numbers = utterances.with_columns(
         number=vocabulary.encode(utterances["tokens"]),
@@ -204,7 +204,9 @@ def encode(
     }
 
 
-def encoder_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
+def encode_for_pretrained(
+    encoder: TextEncoder, samples: pl.DataFrame
+) -> dict[str, Ragged | IntArray]:
     """Encode samples for a pretrained encoder that reads the emotion as a word.
 
     subwords          [CLS] emotion [SEP], then each utterance and [SEP], counted from 1
@@ -237,7 +239,7 @@ def encoder_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ra
     }
 
 
-def subword_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
+def encode_as_subwords(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ragged | IntArray]:
     """Return the texts as subwords of a pretrained encoder; a missing text has none.
 
     context_subwords      [CLS], then each utterance and [SEP], counted from 1
@@ -260,7 +262,7 @@ def subword_columns(encoder: TextEncoder, samples: pl.DataFrame) -> dict[str, Ra
     }
 
 
-def with_next_turn(columns: Columns) -> Columns:
+def encoded_with_next_turn(columns: Columns) -> Columns:
     """Return the samples with a next turn."""
     replies = columns["next_turn"]
     assert isinstance(replies, Ragged)
@@ -274,7 +276,7 @@ UNPAIRED_COLUMNS = {
 }
 
 
-def unpaired_columns(columns: Columns, stream: str) -> Columns:
+def encoded_unpaired_columns(columns: Columns, stream: str) -> Columns:
     """Return the columns of unpaired contexts or responses; the other side is not in the batch."""
     return {name: columns[name] for name in UNPAIRED_COLUMNS[stream]}
 

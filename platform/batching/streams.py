@@ -42,7 +42,7 @@ class PositionedBatch:
     next_position: Position
 
 
-def _lengths(columns: Columns, name: str) -> IntArray:
+def _stream_lengths(columns: Columns, name: str) -> IntArray:
     column = columns.get(name)
     if column is None:
         return np.zeros(len(columns["index"]), dtype=np.int64)
@@ -71,8 +71,8 @@ class Stream:
         Batches are of like responses, or with `by_context` of like contexts (for decoding).
         Unpaired text lacks one of the two.
         """
-        self.context_lengths = _lengths(columns, "context")
-        self.response_lengths = _lengths(columns, "response")
+        self.context_lengths = _stream_lengths(columns, "context")
+        self.response_lengths = _stream_lengths(columns, "response")
         self.tokens = self.response_lengths if "response" in columns else self.context_lengths
         if len(self.response_lengths) < world_size:
             raise DataError(
@@ -85,15 +85,15 @@ class Stream:
         self.seed, self.shuffle, self.by_context = seed, shuffle, by_context
         self.rank, self.world_size = rank, world_size
         self.prefetch = prefetch
-        self.plan = functools.lru_cache(2)(self._plan)
+        self.plan = functools.lru_cache(2)(self._plan_stream_epoch)
 
     def batches(self, start: Position = Position()) -> Iterator[PositionedBatch]:  # noqa: B008
         """The batches from `start` on, for ever; made ahead in a thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
             ahead: deque[Future[PositionedBatch]] = deque()
             try:
-                for rows, next_position in self._planned_batches(start):
-                    ahead.append(thread.submit(self._load, rows, next_position))
+                for rows, next_position in self._planned_stream_batches(start):
+                    ahead.append(thread.submit(self._load_stream_batch, rows, next_position))
                     if len(ahead) > self.prefetch:
                         yield ahead.popleft().result()
             finally:
@@ -115,7 +115,7 @@ class Stream:
             epoch += 1
         return Position(epoch=epoch, batch=step)
 
-    def _planned_batches(self, here: Position) -> Iterator[tuple[IntArray, Position]]:
+    def _planned_stream_batches(self, here: Position) -> Iterator[tuple[IntArray, Position]]:
         """The rows of each batch, with the position after it."""
         while True:
             plan = self.plan(here.epoch)
@@ -124,7 +124,7 @@ class Stream:
             yield plan[-1], Position(epoch=here.epoch + 1)
             here = Position(epoch=here.epoch + 1)
 
-    def _load(self, rows: IntArray, next_position: Position) -> PositionedBatch:
+    def _load_stream_batch(self, rows: IntArray, next_position: Position) -> PositionedBatch:
         mine = rows[self.rank :: self.world_size]
         tensors = {
             name: column.pad(mine) if isinstance(column, Ragged) else torch.from_numpy(column[mine])
@@ -138,18 +138,22 @@ class Stream:
         )
         return PositionedBatch(batch=batch, next_position=next_position)
 
-    def _plan(self, epoch: int) -> list[IntArray]:
+    def _plan_stream_epoch(self, epoch: int) -> list[IntArray]:
         """The global batches of an epoch, as row numbers."""
         count = len(self.response_lengths)
         if not self.shuffle:
-            return self._cut(self._by_length(np.arange(count)))
+            return self._cut_into_batches(self._bucket_by_length(np.arange(count)))
         draw = np.random.default_rng([self.seed, epoch])
         order = draw.permutation(count)
-        pools = np.array_split(order, max(1, round(count / (self._typical_rows() * POOL))))
-        batches = [batch for pool in pools for batch in self._cut(self._by_length(pool))]
+        pools = np.array_split(order, max(1, round(count / (self._typical_rows_of_batch() * POOL))))
+        batches = [
+            batch
+            for pool in pools
+            for batch in self._cut_into_batches(self._bucket_by_length(pool))
+        ]
         return [batches[number] for number in draw.permutation(len(batches))]
 
-    def _by_length(self, rows: IntArray) -> IntArray:
+    def _bucket_by_length(self, rows: IntArray) -> IntArray:
         """Rows in an order in which neighbours are alike.
 
         By the response first, then strips of that by the context, to and fro, so that a batch that
@@ -160,20 +164,20 @@ class Stream:
         if self.by_context:
             return rows[np.lexsort((responses[rows], contexts[rows]))]
         rows = rows[np.lexsort((contexts[rows], responses[rows]))]
-        count = max(1, round(math.sqrt(len(rows) / self._typical_rows())))
+        count = max(1, round(math.sqrt(len(rows) / self._typical_rows_of_batch())))
         strips = [
             strip[np.lexsort((responses[strip], contexts[strip]))]
             for strip in np.array_split(rows, count)
         ]
         return np.concatenate([s[::-1] if number % 2 else s for number, s in enumerate(strips)])
 
-    def _typical_rows(self) -> float:
+    def _typical_rows_of_batch(self) -> float:
         if self.by == "samples":
             return self.size
         mean = float(np.mean(self.context_lengths + self.response_lengths))
         return max(1.0, self.size / mean)
 
-    def _cut(self, rows: IntArray) -> list[IntArray]:
+    def _cut_into_batches(self, rows: IntArray) -> list[IntArray]:
         if self.by == "samples":
             # Nearly equal parts, so that no epoch ends in a tiny batch with a loud gradient.
             return np.array_split(rows, -(-len(rows) // self.size))

@@ -84,7 +84,7 @@ def short(text: str) -> bool:
 
 def long(text: str) -> bool:
     """Keep turns with at most 100 tokens."""
-    return count_tokens(text) <= MAX_TOKENS
+    return count_tokens_for_cleaning(text) <= MAX_TOKENS
 
 
 def letters(text: str) -> bool:
@@ -121,7 +121,7 @@ DIALOG_STEPS: dict[str, Callable[[Sequence[str]], bool]] = {
 STEPS = (*LINE_STEPS, *TURN_STEPS, *DIALOG_STEPS, DUPLICATES)
 
 
-def select_steps(without: Iterable[str]) -> tuple[str, ...]:
+def select_cleaning_steps(without: Iterable[str]) -> tuple[str, ...]:
     """Return all steps except some, in their order."""
     left_out = set(without)
     for name in sorted(left_out - set(STEPS)):
@@ -147,17 +147,17 @@ class Cleaning:
 
     def pieces(self, texts: Sequence[str]) -> list[tuple[int, int]]:
         """Return the ranges of turns (start, end) that remain of a dialogue."""
-        kept = [self._passes_steps(TURN_STEPS, text) for text in texts]
+        kept = [self._passes_cleaning_steps(TURN_STEPS, text) for text in texts]
         ends = [place for place, keep in enumerate(kept) if not keep]
         starts = [0, *(place + 1 for place in ends)]
         spans = zip(starts, [*ends, len(texts)], strict=True)
         return [
             (start, end)
             for start, end in spans
-            if start < end and self._passes_steps(DIALOG_STEPS, texts[start:end])
+            if start < end and self._passes_cleaning_steps(DIALOG_STEPS, texts[start:end])
         ]
 
-    def _passes_steps(
+    def _passes_cleaning_steps(
         self, steps: dict[str, Callable[..., bool]], what: str | Sequence[str]
     ) -> bool:
         """Return whether the steps keep a turn or dialogue, and count the one that drops it."""
@@ -174,7 +174,7 @@ def names_speaker(text: str) -> bool:
     return bool(_DASH.match(plain) or _SPEAKER.match(plain))
 
 
-def count_tokens(text: str) -> int:
+def count_tokens_for_cleaning(text: str) -> int:
     """Return the number of words and punctuation marks."""
     return len(_TOKEN.findall(text))
 

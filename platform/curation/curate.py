@@ -32,13 +32,13 @@ from attune.platform.curation import subtitles, turns
 from attune.platform.curation.cleaning import (
     DUPLICATES,
     Cleaning,
-    count_tokens,
+    count_tokens_for_cleaning,
     dialog_key,
     names_speaker,
-    select_steps,
+    select_cleaning_steps,
 )
 from attune.platform.curation.subtitles import Line
-from attune.platform.curation.turns import Turns, gap_between
+from attune.platform.curation.turns import Turns, gap_between_lines
 from attune.platform.data.conversations import LISTENER, SPEAKER, conversation_split_by_hash
 from attune.platform.data.dataset_folder import (
     REJECTS,
@@ -84,7 +84,7 @@ class Size:
         """Count a dialogue with these turns."""
         self.dialogs += 1
         self.turns += len(texts)
-        self.tokens += sum(map(count_tokens, texts))
+        self.tokens += sum(map(count_tokens_for_cleaning, texts))
 
     def statistics(self) -> dict[str, float]:
         """Return totals and means, as in Tables 1 and 2 of Xie and Pu 2021."""
@@ -151,24 +151,24 @@ def curate_part(part: Part) -> int:
             for subtitle_file, name in part.files:
                 counts.files += 1
                 try:
-                    lines = subtitles.read(Path(subtitle_file))
+                    lines = subtitles.read_subtitles(Path(subtitle_file))
                 except (DataError, OSError) as error:
                     counts.damaged.append({"file": subtitle_file, "problem": str(error)})
                     continue
                 counts.lines += len(lines)
                 dialogs = split_into_dialogs(lines, model, cleaning, part.gap)
-                rows = list(_clean_dialogs(name, dialogs, cleaning, counts))
+                rows = list(_curate_dialogs(name, dialogs, cleaning, counts))
                 writer.write(pl.DataFrame(rows, schema=_KEYED_SCHEMA, orient="row"))
         counts.cpu_seconds = time.process_time() - started
         counts.save(path.with_suffix(".json"))
     return part.rows
 
 
-def _clean_dialogs(
+def _curate_dialogs(
     name: str, dialogs: Iterable[list[Line]], cleaning: Cleaning, counts: Counts
 ) -> Iterator[tuple[object, ...]]:
     """Yield the rows of a file's dialogues after cleaning, each with the dialogue's hash."""
-    split = conversation_split_by_hash(_film_name(name))
+    split = conversation_split_by_hash(_curated_film_name(name))
     number = 0
     for dialog in dialogs:
         texts = [turn.text for turn in dialog]
@@ -183,7 +183,7 @@ def _clean_dialogs(
             number += 1
 
 
-def _film_name(name: str) -> str:
+def _curated_film_name(name: str) -> str:
     """Return the folder of a file, which OPUS has for each film, or else the file's own name."""
     return name.rpartition("/")[0] or name
 
@@ -211,23 +211,23 @@ def split_into_dialogs(
             text=text, start=pending_start if line.start is None else line.start, end=line.end
         )
         pending_start = None
-        silence = gap_between(turn[-1], cleaned) if turn else None
+        silence = gap_between_lines(turn[-1], cleaned) if turn else None
         ends_dialog = silence is not None and silence > gap
         # A long silence also ends the turn. This is our choice: the paper measures silences
         # between turns only.
         begins = names_speaker(line.text) or model is None or ends_dialog
         if turn and (begins or (model is not None and model.changes(turn[-1], cleaned))):
-            dialog.append(_join_lines(turn))
+            dialog.append(_join_curated_lines(turn))
             turn = []
         if ends_dialog:
             yield dialog
             dialog = []
         turn.append(cleaned)
     if turn:
-        yield [*dialog, _join_lines(turn)]
+        yield [*dialog, _join_curated_lines(turn)]
 
 
-def _join_lines(lines: Sequence[Line]) -> Line:
+def _join_curated_lines(lines: Sequence[Line]) -> Line:
     text = " ".join(line.text for line in lines)
     return Line(text=text, start=lines[0].start, end=lines[-1].end)
 
@@ -252,12 +252,12 @@ def curate(
         raise UsageError(f"--gap: expected a number of seconds above 0, got {gap}")
     if model is not None:
         turns.load_turns_model(model)  # raises here rather than in a task
-    steps = select_steps(without)
-    files = _find_subtitles(sources)
+    steps = select_cleaning_steps(without)
+    files = _find_files_to_curate(sources)
     provenance = {
         "sources": [str(source) for source in sources],
         "files": len(files),
-        "listing": _hash_file_list(files),
+        "listing": _hash_curated_files(files),
         "turns": None if model is None else file_checksum(model),
         "gap": gap,
         "steps": list(steps),
@@ -281,14 +281,14 @@ def curate(
             cluster.connect()  # not part of the measured time: it does not depend on the corpus
         started = time.monotonic()
         run_file_tasks(curate_part, parts, progress, at_once=workers)
-        speed = _measure_speed(left, time.monotonic() - started)
+        speed = _measure_curation_speed(left, time.monotonic() - started)
         write = partial(_write_curated, [Path(part.file) for part in parts], provenance)
         return publish_dataset_folder(out, write), speed
 
 
-def _measure_speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
+def _measure_curation_speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
     """Return the speed at which these files were processed, not those of an interrupted run."""
-    counts = _sum_counts(Counts.load(part.with_suffix(".json")) for part in parts)
+    counts = _sum_curation_counts(Counts.load(part.with_suffix(".json")) for part in parts)
     return {
         "lines": counts.lines,
         "seconds": seconds,
@@ -297,14 +297,14 @@ def _measure_speed(parts: Iterable[Path], seconds: float) -> dict[str, float]:
     }
 
 
-def _find_subtitles(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
+def _find_files_to_curate(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
     """Return the path and the name of each subtitle file in the sources."""
     files = []
     for source in sources:
         if not source.exists():
             raise UsageError(f"no such source: '{source}'; name a file or folder of subtitles")
         root = source.parent if source.is_file() else source
-        for path in subtitles.find(source):
+        for path in subtitles.find_subtitles(source):
             name = path.relative_to(root).as_posix().encode(errors="replace").decode()
             name = name[: name.lower().rindex(file_extension(path))]
             files.append((str(path.resolve()), name))
@@ -322,7 +322,7 @@ def _find_subtitles(sources: Sequence[Path]) -> tuple[tuple[str, str], ...]:
     return tuple(files)
 
 
-def _hash_file_list(files: Iterable[tuple[str, str]]) -> str:
+def _hash_curated_files(files: Iterable[tuple[str, str]]) -> str:
     """Return a hash of the files' names and sizes; the list itself may have half a million."""
     digest = hashlib.sha256()
     for path, name in files:
@@ -334,8 +334,8 @@ def _write_curated(
     parts: Sequence[Path], provenance: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
     """Write the folder with the dialogues of all parts and return its manifest."""
-    counts = _sum_counts(Counts.load(part.with_suffix(".json")) for part in parts)
-    first = _mark_first_copies(parts) if DUPLICATES in provenance["steps"] else None
+    counts = _sum_curation_counts(Counts.load(part.with_suffix(".json")) for part in parts)
+    first = _mark_first_curated_copies(parts) if DUPLICATES in provenance["steps"] else None
     duplicates = Size()
     digest = hashlib.sha256()
     with ParquetWriter(folder / DIALOGS, _DIALOG_SCHEMA) as dialogs:
@@ -367,7 +367,7 @@ def _write_curated(
         "format": NAME,
         "splits": {},
         "tolerated": {},
-        "rejected": _write_rejects(counts.damaged, folder / REJECTS),
+        "rejected": _write_curation_rejects(counts.damaged, folder / REJECTS),
         NAME: provenance,
         "lines": counts.lines,
         "steps": {step: counts.steps[step] for step in provenance["steps"]},
@@ -376,7 +376,7 @@ def _write_curated(
     return write_dataset_manifest(folder, manifest)
 
 
-def _mark_first_copies(parts: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _mark_first_curated_copies(parts: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return for each dialogue of all parts whether it is the first with its words."""
     keys = [
         pl.scan_parquet(part).filter(pl.col("turn") == 0).select("key").collect()["key"].to_numpy()
@@ -389,7 +389,7 @@ def _mark_first_copies(parts: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.boo
     return first
 
 
-def _sum_counts(parts: Iterable[Counts]) -> Counts:
+def _sum_curation_counts(parts: Iterable[Counts]) -> Counts:
     """Return the counts of all parts together."""
     whole = Counts()
     for part in parts:
@@ -405,7 +405,7 @@ def _sum_counts(parts: Iterable[Counts]) -> Counts:
     return whole
 
 
-def _write_rejects(damaged: Sequence[dict[str, str]], path: Path) -> dict[str, Any]:
+def _write_curation_rejects(damaged: Sequence[dict[str, str]], path: Path) -> dict[str, Any]:
     """Write the damaged files to a file of rejects and return their summary."""
     if damaged:
         lines = "".join(json.dumps(one) + "\n" for one in damaged)

@@ -35,7 +35,7 @@ class Line:
     end: float | None = None
 
 
-def find(source: Path) -> list[Path]:
+def find_subtitles(source: Path) -> list[Path]:
     """Return the subtitle files in a folder at any depth, sorted by name, or the one file."""
     if source.is_file():
         return [source] if file_extension(source) in EXTENSIONS else []
@@ -44,7 +44,7 @@ def find(source: Path) -> list[Path]:
     )
 
 
-def read(path: Path) -> list[Line]:
+def read_subtitles(path: Path) -> list[Line]:
     """Return the lines of a file; raise a DataError if it is damaged or has none."""
     lines = _read_opus(path) if file_extension(path) == OPUS else list(_read_srt(path))
     if not lines:
@@ -59,21 +59,21 @@ def _read_opus(path: Path) -> list[Line]:
         for _, element in ET.iterparse(content, events=("end",)):
             if element.tag == "s":
                 tokenized = tokenized or element.find(".//w") is not None
-                if line := _parse_sentence(element):
+                if line := _parse_opus_sentence(element):
                     lines.append(line)
                 element.clear()
     except (ET.ParseError, ValueError, LookupError) as error:  # LookupError: an odd encoding
         raise DataError(f"{path}: not readable as XML: {error}") from error
-    return _detokenize_lines(lines) if tokenized else lines
+    return _detokenize_subtitles(lines) if tokenized else lines
 
 
-def _parse_sentence(element: ET.Element) -> Line | None:
+def _parse_opus_sentence(element: ET.Element) -> Line | None:
     """Return an `<s>` element as a line, or None if it has no text."""
     words: list[str] = []
     start = end = None
     for part in element.iter():
         if part.tag == "time":
-            clock = _parse_seconds(part.get("value", ""))
+            clock = _parse_subtitle_time(part.get("value", ""))
             if part.get("id", "").endswith("S"):
                 start = clock if start is None else start
             else:
@@ -85,7 +85,7 @@ def _parse_sentence(element: ET.Element) -> Line | None:
     return Line(text=text, start=start, end=end) if text else None
 
 
-def _detokenize_lines(lines: list[Line]) -> list[Line]:
+def _detokenize_subtitles(lines: list[Line]) -> list[Line]:
     texts = pl.DataFrame({"text": [line.text for line in lines]}, schema={"text": pl.String})
     joined = texts.select(detokenize_edos_column(pl.col("text"))).to_series()
     return [
@@ -107,16 +107,18 @@ def _read_srt(path: Path) -> Iterator[Line]:
             if times is not None:
                 if shown and shown[-1].isdecimal():  # the number of the next block
                     shown.pop()
-                yield from _split_at_dashes(shown, *times)
-            times, shown = (_parse_seconds(match[1]), _parse_seconds(match[6])), []
+                yield from _split_subtitle_at_dashes(shown, *times)
+            times, shown = (_parse_subtitle_time(match[1]), _parse_subtitle_time(match[6])), []
         elif row.strip():
             shown.append(row.strip())
         elif shown and times is not None:  # the next row is a block's number
-            yield from _split_at_dashes(shown, *times)
+            yield from _split_subtitle_at_dashes(shown, *times)
             times, shown = None, []
 
 
-def _split_at_dashes(shown: list[str], start: float | None, end: float | None) -> Iterator[Line]:
+def _split_subtitle_at_dashes(
+    shown: list[str], start: float | None, end: float | None
+) -> Iterator[Line]:
     """Yield the parts of a subtitle block, split before each row with a dash."""
     parts: list[list[str]] = []
     for row in shown:
@@ -131,7 +133,7 @@ def _split_at_dashes(shown: list[str], start: float | None, end: float | None) -
         )
 
 
-def _parse_seconds(clock: str) -> float | None:
+def _parse_subtitle_time(clock: str) -> float | None:
     """Return a time such as `00:01:02,500` in seconds, or None if it is not a time."""
     match = _CLOCK.match(clock.strip())
     if match is None:

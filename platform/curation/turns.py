@@ -62,42 +62,42 @@ Pair = tuple[Line, Line]
 def features(first: Line, second: Line, usual_gap: float) -> dict[str, float]:
     """Return the features of two adjacent lines by name."""
     one, two = _WORD.findall(first.text.lower()), _WORD.findall(second.text.lower())
-    end, begin = _classify_end(first.text), _classify_start(second.text)
-    gap = gap_between(first, second)
+    end, begin = _classify_line_end(first.text), _classify_line_start(second.text)
+    gap = gap_between_lines(first, second)
     values: dict[str, float] = {
-        "gap": usual_gap if gap is None else _compress_gap(gap),
+        "gap": usual_gap if gap is None else _compress_gap_of_turns(gap),
         "length 1": math.log1p(len(one)) / 3,
         "length 2": math.log1p(len(two)) / 3,
         "shared": len(set(one) & set(two)) / (1 + min(len(one), len(two))),
     }
     last, head = (one[-1] if one else ""), (two[0] if two else "")
     indicators = [
-        f"end {end}", f"begin {begin}", f"end 2 {_classify_end(second.text)}",
+        f"end {end}", f"begin {begin}", f"end 2 {_classify_line_end(second.text)}",
         f"ends {end} {begin}",
         f"questions {end == '?'} {second.text.endswith('?')}",
         f"last {last}", f"head {head}", f"head 1 {one[0] if one else ''}", f"answer {end} {head}",
         f"pair {last} {head}", f"heads {' '.join(two[:2])}",
         f"tail {two[-1] if two else ''}",
-        *(f"people {p} {q}" for p in _find_persons(one) for q in _find_persons(two)),
+        *(f"people {p} {q}" for p in _find_turn_persons(one) for q in _find_turn_persons(two)),
         *(f"1 {word}" for word in set(one)), *(f"2 {word}" for word in set(two)),
     ]  # fmt: skip
     values.update(dict.fromkeys(indicators, 1.0))
     return values
 
 
-def gap_between(first: Line, second: Line) -> float | None:
+def gap_between_lines(first: Line, second: Line) -> float | None:
     """Return the seconds between two lines, or None if a time is unknown."""
     if first.end is None or second.start is None:
         return None
     return second.start - first.end
 
 
-def _compress_gap(gap: float) -> float:
+def _compress_gap_of_turns(gap: float) -> float:
     """Return the logarithm of a pause, which is limited to `LONGEST_GAP`."""
     return math.log1p(min(max(gap, 0.0), LONGEST_GAP))
 
 
-def _classify_end(text: str) -> str:
+def _classify_line_end(text: str) -> str:
     """Return the last punctuation mark of a line, or `letter`."""
     if text.endswith("..."):
         return "..."
@@ -105,7 +105,7 @@ def _classify_end(text: str) -> str:
     return "letter" if last.isalnum() else last
 
 
-def _classify_start(text: str) -> str:
+def _classify_line_start(text: str) -> str:
     """Return the first character class of a line: a mark, `digit`, `lower` or `upper`."""
     first = text.lstrip("\"'")[:1]
     if not first.isalpha():
@@ -113,7 +113,7 @@ def _classify_start(text: str) -> str:
     return "lower" if first.islower() else "upper"
 
 
-def _find_persons(words: Sequence[str]) -> list[str]:
+def _find_turn_persons(words: Sequence[str]) -> list[str]:
     """Return the grammatical persons of the pronouns among some words."""
     return sorted({_PRONOUNS[word] for word in words if word in _PRONOUNS}) or ["none"]
 
@@ -176,9 +176,9 @@ def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) 
 
     if lines not in (SENTENCES, UTTERANCES):
         raise UsageError(f"--lines: expected {SENTENCES} or {UTTERANCES}, got '{lines}'")
-    known = _read_pairs(source, form, lines)
-    gaps = [gap_between(*pair) for pair in known["train"].pairs]
-    times = [_compress_gap(gap) for gap in gaps if gap is not None]
+    known = _read_turn_pairs(source, form, lines)
+    gaps = [gap_between_lines(*pair) for pair in known["train"].pairs]
+    times = [_compress_gap_of_turns(gap) for gap in gaps if gap is not None]
     usual_gap = round(sum(times) / len(times), 6) if times else 0.0
     shown = [features(*pair, usual_gap) for pair in known["train"].pairs]
     common = Counter(name for one in shown for name in one)
@@ -199,10 +199,12 @@ def train(source: str, form: str = AUTO, lines: str = SENTENCES, seed: int = 0) 
             lines=lines,
             report={"strength": strength},
         )
-        right = scores(_predict_changes(classifier, known["valid"]), known["valid"])["accuracy"]
+        right = scores(_predict_turn_changes(classifier, known["valid"]), known["valid"])[
+            "accuracy"
+        ]
         tried.append((right, -strength, classifier))
     _, _, best = max(tried, key=lambda one: one[:2])
-    best.report.update(_report_scores(best, known))
+    best.report.update(_report_turn_scores(best, known))
     return best
 
 
@@ -218,22 +220,22 @@ def scores(predictions: Sequence[bool], known: LabelledPairs) -> dict[str, float
     }
 
 
-def _predict_changes(turns: Turns, known: LabelledPairs) -> list[bool]:
+def _predict_turn_changes(turns: Turns, known: LabelledPairs) -> list[bool]:
     return [turns.changes(*pair) for pair in known.pairs]
 
 
-def _report_scores(turns: Turns, known: dict[str, LabelledPairs]) -> dict[str, Any]:
+def _report_turn_scores(turns: Turns, known: dict[str, LabelledPairs]) -> dict[str, Any]:
     """Return the scores on test, next to those of always predicting a change."""
     test = known["test"]
     return {
         "pairs": {split: len(one.pairs) for split, one in known.items()},
-        **scores(_predict_changes(turns, test), test),
+        **scores(_predict_turn_changes(turns, test), test),
         "always_changed": scores([True] * len(test.pairs), test),
         "published": PUBLISHED,
     }
 
 
-def _read_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
+def _read_turn_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
     """Return by split the pairs of adjacent lines whose speakers are known."""
     files = Source(source, form)
     splits = {split: LabelledPairs(pairs=[], changes=[]) for split in SPLITS}
@@ -245,7 +247,7 @@ def _read_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
             episode = conversation["episode"][0] or conversation["conversation_id"][0]
             known = splits[conversation_split_by_hash(episode)]
             for (line, speaker), (other, another) in pairwise(
-                _split_into_lines(conversation, lines)
+                _split_turns_into_lines(conversation, lines)
             ):
                 known.pairs.append((line, other))
                 known.changes.append(speaker != another)
@@ -258,7 +260,7 @@ def _read_pairs(source: str, form: str, lines: str) -> dict[str, LabelledPairs]:
     return splits
 
 
-def _split_into_lines(conversation: pl.DataFrame, lines: str) -> Iterable[tuple[Line, str]]:
+def _split_turns_into_lines(conversation: pl.DataFrame, lines: str) -> Iterable[tuple[Line, str]]:
     """Yield the lines of a conversation with their speakers."""
     from attune.platform.text.tokenizing import punkt_sentences
 

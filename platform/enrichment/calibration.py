@@ -62,7 +62,8 @@ def temperature(log_probabilities: Floats, truth: Labels) -> float:
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         expected = (
-            np.exp(apply_temperature(log_probabilities, float(np.exp(middle)))) * log_probabilities
+            np.exp(apply_calibration_temperature(log_probabilities, float(np.exp(middle))))
+            * log_probabilities
         )
         if (expected.sum(axis=1) - own).mean() > 0:  # b is too large: raise the temperature
             low = middle
@@ -71,7 +72,7 @@ def temperature(log_probabilities: Floats, truth: Labels) -> float:
     return float(np.exp((low + high) / 2))
 
 
-def apply_temperature(log_probabilities: Floats, temperature: float) -> Floats:
+def apply_calibration_temperature(log_probabilities: Floats, temperature: float) -> Floats:
     """Return log-probabilities at another temperature."""
     logits = log_probabilities / temperature
     logits = logits - logits.max(axis=1, keepdims=True)

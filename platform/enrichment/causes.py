@@ -28,10 +28,10 @@ from attune.platform.data.dataset_folder import (
 from attune.platform.data.files import read_parquet_chunks
 from attune.platform.enrichment.shards import (
     Shard,
-    cut_stream,
-    describe_model,
-    equal_sizes,
-    write_enriched,
+    cut_into_shards,
+    describe_shard_model,
+    equal_shard_sizes,
+    write_folder_from_shards,
 )
 from attune.platform.runs.model import Model, load_model, load_model_once
 from attune.platform.runs.record import Run
@@ -52,7 +52,7 @@ def cause_probabilities(
     model: Model, samples: pl.DataFrame, progress: Progress = lambda _: None
 ) -> pl.Series:
     """Return for each sample the probabilities that the utterances of its context are causes."""
-    variant = require_annotator(model).eval()
+    variant = require_cause_annotator(model).eval()
     by_row: dict[int, list[float]] = {}
     stream = Stream(
         model.columns(samples), size=TOKENS_AT_A_TIME, by="tokens", shuffle=False, by_context=True
@@ -68,14 +68,14 @@ def cause_probabilities(
     return pl.Series(MARKS, rows, dtype=pl.List(pl.Float64))
 
 
-def require_annotator(model: Model) -> Annotator:
+def require_cause_annotator(model: Model) -> Annotator:
     """Return the variant of a model, which must be an annotator."""
     if not isinstance(model.variant, Annotator):
         raise UsageError(f"'{model.name}' does not annotate causes: name a run of an annotator")
     return model.variant
 
 
-def annotate_shard(shard: Shard) -> int:
+def annotate_causes_of_shard(shard: Shard) -> int:
     """Write the probabilities of a shard's samples, null for those without an emotion or context;
     return the number of samples."""
     torch.set_num_threads(1)  # a task has one core
@@ -110,30 +110,34 @@ def annotate_causes(
     if not 0 < threshold < 1:
         raise UsageError(f"--threshold: expected a probability between 0 and 1, got {threshold}")
     manifest = read_dataset_manifest(data)
-    require_annotator(load_model(run.model))  # raises here rather than in a task
-    provenance = {**describe_model(run), "threshold": threshold, "data": manifest["hash"]}
+    require_cause_annotator(load_model(run.model))  # raises here rather than in a task
+    provenance = {**describe_shard_model(run), "threshold": threshold, "data": manifest["hash"]}
     check_folder_is_not_source(out, data)
     if (existing := find_existing_dataset(out, CAUSES_KEY, provenance)) is not None:
         return existing
     streams = [stream for stream in manifest["splits"] if stream not in CAUSE_STREAMS.values()]
-    _check_can_annotate(data, manifest, streams, replace)
+    _check_can_annotate_causes(data, manifest, streams, replace)
     counts = {stream: manifest["splits"][stream]["samples"] for stream in streams}
     total(sum(counts.values()))
     inputs = {key: provenance[key] for key in ("weights", "data")}  # whatever the threshold
     with task_folder(out, CAUSES_KEY, inputs) as folder:
         shards = {
-            stream: cut_stream(run, data, stream, equal_sizes(count, CAUSE_SHARD_ROWS), folder)
+            stream: cut_into_shards(
+                run, data, stream, equal_shard_sizes(count, CAUSE_SHARD_ROWS), folder
+            )
             for stream, count in counts.items()
         }
-        run_file_tasks(annotate_shard, [s for part in shards.values() for s in part], progress)
+        run_file_tasks(
+            annotate_causes_of_shard, [s for part in shards.values() for s in part], progress
+        )
         results = (CAUSES_FILE, PROBABILITIES_SCHEMA)
         join, record = partial(_add_causes, threshold), {CAUSES_KEY: provenance}
         return publish_dataset_folder(
-            out, partial(write_enriched, data, shards, join, results, record)
+            out, partial(write_folder_from_shards, data, shards, join, results, record)
         )
 
 
-def _check_can_annotate(
+def _check_can_annotate_causes(
     data: Path, manifest: Mapping[str, Any], streams: Sequence[str], replace: bool
 ) -> None:
     """Raise an error if the data has cause labels that must not be replaced, or nothing to
@@ -156,10 +160,10 @@ def _check_can_annotate(
 
 def _add_causes(threshold: float, samples: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
     """Return samples with the cause labels of an annotator's probabilities."""
-    return samples.with_columns(_above_threshold(results[MARKS], threshold))
+    return samples.with_columns(_above_cause_threshold(results[MARKS], threshold))
 
 
-def _above_threshold(marks: pl.Series, threshold: float) -> pl.Series:
+def _above_cause_threshold(marks: pl.Series, threshold: float) -> pl.Series:
     """Return cause labels: the utterances whose probability reaches a threshold."""
     return marks.list.eval(pl.element() >= threshold).alias(CAUSES_COLUMN)
 
@@ -177,7 +181,7 @@ def apply_cause_threshold(
     marks = (
         pl.scan_parquet(folder / CAUSES_FILE).filter(pl.col("stream") == stream).collect()[MARKS]
     )
-    return samples.with_columns(_above_threshold(marks, threshold.value))
+    return samples.with_columns(_above_cause_threshold(marks, threshold.value))
 
 
 def cause_shares(folder: Path) -> dict[str, float]:

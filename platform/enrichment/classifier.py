@@ -22,7 +22,7 @@ from attune.platform.data.prepare import find_prepared_data
 from attune.platform.data.samples import SAMPLES, utterance_samples
 from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats, Labels
-from attune.platform.runs.model import Model, load_model, read_split
+from attune.platform.runs.model import Model, load_model, read_model_split
 from attune.platform.runs.record import Run
 from attune.platform.services.tasks import Progress
 
@@ -74,7 +74,7 @@ def with_known_emotion(
     return known, truth.to_numpy()
 
 
-def fit_temperatures(run: Run) -> Temperatures:
+def fit_classifier_temperatures(run: Run) -> Temperatures:
     """Return a run's temperatures by kind of text: the stored ones, or new ones from valid."""
     path = run.model / CALIBRATION_FILE
     if path.is_file():
@@ -82,7 +82,9 @@ def fit_temperatures(run: Run) -> Temperatures:
         return stored
     model = load_model(run.model)
     variant = require_classifier(model)
-    samples, truth = with_known_emotion(_read_valid(run, variant), variant.data_info.emotions)
+    samples, truth = with_known_emotion(
+        _read_valid_for_classifier(run, variant), variant.data_info.emotions
+    )
     if samples.is_empty():
         raise UsageError(
             f"'{run.name}' cannot be calibrated: no sample in valid of {run.data['folder']} has "
@@ -98,7 +100,7 @@ def fit_temperatures(run: Run) -> Temperatures:
     return fitted
 
 
-def _read_valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
+def _read_valid_for_classifier(run: Run, variant: TextClassifier) -> pl.DataFrame:
     """Return the valid samples of a run's data, which must not have changed since its training."""
     folder = find_prepared_data(run.data["folder"])
     if read_dataset_manifest(folder)["hash"] != run.data["hash"]:
@@ -106,7 +108,7 @@ def _read_valid(run: Run, variant: TextClassifier) -> pl.DataFrame:
             f"'{run.name}' is not calibrated yet, and {folder} has changed since its training: "
             f"restore the data, or train a new classifier"
         )
-    return read_split(variant, folder, "valid")
+    return read_model_split(variant, folder, "valid")
 
 
 def add_context_labels(model: Model, samples: pl.DataFrame) -> pl.DataFrame:

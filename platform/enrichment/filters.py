@@ -39,7 +39,7 @@ from attune.platform.enrichment.labels import (
     LABELS_FILE,
     LABELS_KEY,
     PROBABILITIES,
-    read_sample_chunks,
+    read_chunks_to_label,
 )
 from attune.platform.services.tasks import Progress
 
@@ -52,7 +52,7 @@ def read_emotionality(folder: Path) -> pl.DataFrame:
     The label is the most likely one of the last utterance. The most emotional dialogues come
     first, ties in alphabetical order.
     """
-    labels = _label_names(folder)
+    labels = _filter_label_names(folder)
     emotions = [number for number, label in enumerate(labels) if label in EMOTIONS]
     distributions = pl.scan_parquet(folder / LABELS_FILE)
     emotional = pl.col(PROBABILITIES).list.gather(emotions).list.sum()
@@ -75,7 +75,7 @@ def read_emotionality(folder: Path) -> pl.DataFrame:
     )
 
 
-def label_distribution(dialogs: pl.DataFrame, labels: list[str]) -> dict[str, float]:
+def filtered_label_distribution(dialogs: pl.DataFrame, labels: list[str]) -> dict[str, float]:
     """Return the share of each label among the last utterances of dialogues, in the order of the
     labels (Figure 2 of Xie and Pu 2021)."""
     counts = Counter(dict(dialogs["label"].value_counts().iter_rows()))
@@ -93,7 +93,7 @@ def keep_emotional(samples: pl.DataFrame, folder: Path, threshold: Threshold) ->
     return kept
 
 
-def select_dialogues(
+def filter_dialogues(
     data: Path,
     out: Path,
     *,
@@ -113,15 +113,15 @@ def select_dialogues(
     manifest = read_dataset_manifest(data)
     provenance = {"data": manifest["hash"], "top": top, "threshold": threshold, "rest": rest}
     check_folder_is_not_source(out, data)
-    selected = _select_rows(read_emotionality(data), top, threshold, rest)
+    selected = _filter_rows(read_emotionality(data), top, threshold, rest)
     if (existing := find_existing_dataset(out, SELECTION_KEY, provenance)) is not None:
         return existing, selected
     total(sum(manifest["splits"][split]["samples"] for split in SPLITS))
-    write = partial(_write_selection, data, manifest, selected, provenance, progress)
+    write = partial(_write_filtered_folder, data, manifest, selected, provenance, progress)
     return publish_dataset_folder(out, write), selected
 
 
-def _select_rows(
+def _filter_rows(
     dialogs: pl.DataFrame, top: int | None, threshold: float | None, rest: bool
 ) -> pl.DataFrame:
     """Return the rows of the dialogues to keep; raise an error if there are none."""
@@ -141,7 +141,7 @@ def _select_rows(
     return others
 
 
-def _write_selection(
+def _write_filtered_folder(
     data: Path,
     manifest: Mapping[str, Any],
     selected: pl.DataFrame,
@@ -154,8 +154,8 @@ def _write_selection(
     hashes, splits = {}, {}
     for split in SPLITS:
         with StreamWriter(folder / f"{split}.parquet", SAMPLES) as writer:
-            for chunk in read_sample_chunks(data, split):
-                rows = _keep_selected(chunk, selected)
+            for chunk in read_chunks_to_label(data, split):
+                rows = _keep_filtered_rows(chunk, selected)
                 turns = extract_utterance_samples(rows)
                 tokens.add(turns.with_columns(split=pl.lit(split)))
                 for texts in turns.group_by("conversation_id").agg("text")["text"]:
@@ -165,7 +165,7 @@ def _write_selection(
         hashes[split], splits[split] = writer.hash, writer.counts
     with ParquetWriter(folder / LABELS_FILE, LABEL_SCHEMA) as label_writer:
         for chunk in read_parquet_chunks(data / LABELS_FILE, LABEL_SHARD_ROWS):
-            label_writer.write(_keep_selected(chunk, selected))
+            label_writer.write(_keep_filtered_rows(chunk, selected))
     tokens.frame().write_parquet(folder / TOKENS)
     if (data / LEXICON).is_file():
         shutil.copyfile(data / LEXICON, folder / LEXICON)
@@ -185,11 +185,11 @@ def _write_selection(
     )
 
 
-def _keep_selected(rows: pl.DataFrame, selected: pl.DataFrame) -> pl.DataFrame:
+def _keep_filtered_rows(rows: pl.DataFrame, selected: pl.DataFrame) -> pl.DataFrame:
     return rows.join(selected, on="conversation_id", how="semi", maintain_order="left")
 
 
-def _label_names(folder: Path) -> list[str]:
+def _filter_label_names(folder: Path) -> list[str]:
     """Return the labels of a folder's utterances, in the order of their probabilities."""
     manifest_entry = read_dataset_manifest(folder).get(LABELS_KEY)
     if manifest_entry is None:

@@ -33,10 +33,15 @@ from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Floats
 from attune.platform.enrichment.classifier import (
     classify_texts,
-    fit_temperatures,
+    fit_classifier_temperatures,
     require_classifier,
 )
-from attune.platform.enrichment.shards import Shard, cut_stream, describe_model, write_enriched
+from attune.platform.enrichment.shards import (
+    Shard,
+    cut_into_shards,
+    describe_shard_model,
+    write_folder_from_shards,
+)
 from attune.platform.runs.model import Model, load_model, load_model_once
 from attune.platform.runs.record import Run
 from attune.platform.services.tasks import Progress, run_file_tasks, task_folder
@@ -75,7 +80,7 @@ def label_shard(shard: Shard) -> int:
 def label_probabilities(model: Model, turns: pl.DataFrame, temperature: float) -> Floats:
     """Return the probabilities (N, labels) of utterances, each classified by itself."""
     log_probs = classify_texts(model, utterance_samples(turns), "context")
-    return np.exp(calibration.apply_temperature(log_probs, temperature))
+    return np.exp(calibration.apply_calibration_temperature(log_probs, temperature))
 
 
 def label_utterances(
@@ -97,8 +102,8 @@ def label_utterances(
         raise UsageError(f"'{run.name}' does not label utterances: name a run of {able}")
     manifest = read_dataset_manifest(data)
     provenance = {
-        **describe_model(run),
-        "temperature": fit_temperatures(run)["context"],
+        **describe_shard_model(run),
+        "temperature": fit_classifier_temperatures(run)["context"],
         "labels": list(variant.data_info.emotions),
         "data": manifest["hash"],
     }
@@ -111,8 +116,8 @@ def label_utterances(
     with task_folder(out, LABELS_KEY, provenance) as folder:
         options = {"temperature": provenance["temperature"]}
         shards = {
-            split: cut_stream(
-                run, data, split, _conversation_sizes(data, split), folder, options=options
+            split: cut_into_shards(
+                run, data, split, _labelled_conversation_sizes(data, split), folder, options=options
             )
             for split in SPLITS
         }
@@ -120,7 +125,7 @@ def label_utterances(
         results = (LABELS_FILE, LABEL_SCHEMA)
         join, record = partial(add_labels, provenance["labels"]), {LABELS_KEY: provenance}
         return publish_dataset_folder(
-            out, partial(write_enriched, data, shards, join, results, record)
+            out, partial(write_folder_from_shards, data, shards, join, results, record)
         )
 
 
@@ -140,7 +145,7 @@ def _check_unlabelled(data: Path, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def read_sample_chunks(
+def read_chunks_to_label(
     data: Path, split: str, columns: Sequence[str] | None = None
 ) -> Iterator[pl.DataFrame]:
     """Yield the samples of a split in chunks of whole conversations."""
@@ -148,9 +153,9 @@ def read_sample_chunks(
     return whole_conversations(read_parquet_chunks(path, LABEL_SHARD_ROWS, columns))
 
 
-def _conversation_sizes(data: Path, split: str) -> Iterator[int]:
+def _labelled_conversation_sizes(data: Path, split: str) -> Iterator[int]:
     """Yield the sizes of shards that consist of whole conversations."""
-    return (rows.height for rows in read_sample_chunks(data, split, ["conversation_id"]))
+    return (rows.height for rows in read_chunks_to_label(data, split, ["conversation_id"]))
 
 
 def add_labels(

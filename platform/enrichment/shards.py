@@ -53,7 +53,7 @@ class Shard:
         return self.rows
 
 
-def cut_stream(
+def cut_into_shards(
     run: Run,
     data: Path,
     stream: str,
@@ -82,19 +82,19 @@ def cut_stream(
     return shards
 
 
-def equal_sizes(count: int, size: int) -> Iterator[int]:
+def equal_shard_sizes(count: int, size: int) -> Iterator[int]:
     """Yield the sizes of shards with `size` rows each; the last one has the remaining rows."""
     for start in range(0, count, size):
         yield min(size, count - start)
 
 
-def read_results(shards: Iterable[Shard]) -> Iterator[tuple[Shard, pl.DataFrame]]:
+def read_shard_results(shards: Iterable[Shard]) -> Iterator[tuple[Shard, pl.DataFrame]]:
     """Yield each shard with the results of its task."""
     for shard in shards:
         yield shard, pl.read_parquet(shard.file)
 
 
-def write_enriched(
+def write_folder_from_shards(
     data: Path,
     shards: Mapping[str, Sequence[Shard]],
     join: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame],
@@ -117,7 +117,7 @@ def write_enriched(
     with ParquetWriter(folder / results_file, schema) as results_writer:
         for stream, parts in shards.items():
             with StreamWriter(folder / f"{stream}.parquet", SAMPLES) as writer:
-                for shard, rows in read_results(parts):
+                for shard, rows in read_shard_results(parts):
                     results_writer.write(rows)
                     writer.write(join(shard.read(), rows))
             hashes[stream] = writer.hash
@@ -126,7 +126,7 @@ def write_enriched(
     )
 
 
-def describe_model(run: Run) -> dict[str, Any]:
+def describe_shard_model(run: Run) -> dict[str, Any]:
     """Return what a manifest records of the run whose model enriched the data."""
     return {
         "run": run.name,

@@ -48,15 +48,15 @@ from attune.platform.enrichment import calibration
 from attune.platform.enrichment.classifier import (
     TEXT_KINDS,
     classify_texts,
-    fit_temperatures,
+    fit_classifier_temperatures,
     require_classifier,
 )
 from attune.platform.enrichment.shards import (
     Shard,
-    cut_stream,
-    describe_model,
-    equal_sizes,
-    read_results,
+    cut_into_shards,
+    describe_shard_model,
+    equal_shard_sizes,
+    read_shard_results,
 )
 from attune.platform.runs.model import Model, load_model, load_model_once
 from attune.platform.runs.record import Run
@@ -72,18 +72,18 @@ UNPAIRED_FILES = {CONTEXTS: UNPAIRED[0], RESPONSES: UNPAIRED[1]}
 """By the name that models have for a stream, the one it has in a folder."""
 
 
-def classify_shard(shard: Shard) -> int:
+def classify_unpaired_shard(shard: Shard) -> int:
     """Write a shard's texts with their emotions; return the number of samples."""
     torch.set_num_threads(1)  # a task has one core
     kind = shard.options["kind"]
-    texts = extract_texts(shard.read(), kind, shard.options["min_length"])
+    texts = extract_unpaired_texts(shard.read(), kind, shard.options["min_length"])
     if texts.height:
         model = load_model_once(Path(shard.model))
-        texts = _add_emotions(model, texts, kind, shard.options["temperature"])
+        texts = _add_unpaired_emotions(model, texts, kind, shard.options["temperature"])
     return shard.write(texts.select(HARVESTED.names()).cast(HARVESTED))
 
 
-def extract_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.DataFrame:
+def extract_unpaired_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.DataFrame:
     """Return the contexts, or the responses, that have at least `min_length` tokens; all other
     columns are empty."""
     text = pl.col("context_tokens").list.join(" ") if kind == "context" else "response_tokens"
@@ -96,13 +96,13 @@ def extract_texts(samples: pl.DataFrame, kind: Kind, min_length: int) -> pl.Data
     return samples.filter(tokens >= min_length).with_columns(others)
 
 
-def _add_emotions(
+def _add_unpaired_emotions(
     model: Model, texts: pl.DataFrame, kind: Kind, temperature: float
 ) -> pl.DataFrame:
     """Return texts with the most likely emotion and its calibrated probability."""
     log_probs = classify_texts(model, texts, kind)
     emotions = model.variant.data_info.emotions
-    best = np.exp(calibration.apply_temperature(log_probs, temperature).max(axis=1))
+    best = np.exp(calibration.apply_calibration_temperature(log_probs, temperature).max(axis=1))
     return texts.with_columns(
         pl.Series("emotion", [emotions[number] for number in log_probs.argmax(axis=1)]),
         pl.Series(PROBABILITY, best),
@@ -113,7 +113,7 @@ def _classifies_both_kinds(variant: type[Variant]) -> bool:
     return issubclass(variant, TextClassifier) and variant.trained_on == TEXT_KINDS
 
 
-def harvest_texts(
+def harvest_unpaired_texts(
     run: Run,
     sources: Sequence[str],
     out: Path,
@@ -133,49 +133,51 @@ def harvest_texts(
         able = " or ".join(variants_where(_classifies_both_kinds))
         raise UsageError(f"'{run.name}' classifies utterances only: name a run of {able}")
     provenance = {
-        **describe_model(run),
-        "temperature": fit_temperatures(run),
+        **describe_shard_model(run),
+        "temperature": fit_classifier_temperatures(run),
         "min_length": min_length,
-        "sources": [_describe_source(source) for source in sources],
+        "sources": [_describe_unpaired_source(source) for source in sources],
     }
     if (existing := find_existing_dataset(out, HARVEST_KEY, provenance)) is not None:
         return existing
     with task_folder(out, HARVEST_KEY, provenance) as folder:
         prepared = [
-            _prepare_source(source, folder / f"source-{n}") for n, source in enumerate(sources)
+            _prepare_unpaired_source(source, folder / f"source-{n}")
+            for n, source in enumerate(sources)
         ]
         shards = {
-            kind: _cut_sources(run, prepared, kind, provenance, folder) for kind in TEXT_KINDS
+            kind: _cut_unpaired_sources(run, prepared, kind, provenance, folder)
+            for kind in TEXT_KINDS
         }
         both = [shard for of_kind in shards.values() for shard in of_kind]
         total(sum(shard.rows for shard in both))
-        run_file_tasks(classify_shard, both, progress)
-        return publish_dataset_folder(out, partial(_write_harvest, prepared, shards, provenance))
+        run_file_tasks(classify_unpaired_shard, both, progress)
+        return publish_dataset_folder(out, partial(_write_unpaired, prepared, shards, provenance))
 
 
-def _describe_source(source: str) -> dict[str, Any]:
+def _describe_unpaired_source(source: str) -> dict[str, Any]:
     """Return what identifies a source: its hash if it is prepared, else its files' checksums."""
-    if _is_prepared(source):
+    if _is_prepared_unpaired_source(source):
         return {"source": source, "hash": read_dataset_manifest(Path(source))["hash"]}
     files = Source(source)
     checksums = {path.name: file_checksum(path) for path in files.paths}
     return {"source": source, "format": files.format, "files": checksums}
 
 
-def _is_prepared(source: str) -> bool:
+def _is_prepared_unpaired_source(source: str) -> bool:
     return source != BUNDLED and (Path(source) / MANIFEST).is_file()
 
 
-def _prepare_source(source: str, folder: Path) -> Path:
+def _prepare_unpaired_source(source: str, folder: Path) -> Path:
     """Return the prepared folder of a source; files are prepared in `folder`, once."""
-    if _is_prepared(source):
+    if _is_prepared_unpaired_source(source):
         return find_prepared_data(source)
     if not (folder / MANIFEST).is_file():
         prepare(source, folder, any_emotion=True)
     return folder
 
 
-def _cut_sources(
+def _cut_unpaired_sources(
     run: Run, prepared: Sequence[Path], kind: Kind, provenance: Mapping[str, Any], folder: Path
 ) -> list[Shard]:
     """Cut the pairs of all sources into shards for one kind of text."""
@@ -189,12 +191,14 @@ def _cut_sources(
         splits = read_dataset_manifest(data)["splits"]
         for split in SPLITS:
             count = splits.get(split, {}).get("samples", 0)
-            sizes, prefix = equal_sizes(count, TEXT_SHARD_ROWS), f"{kind}-{number}-"
-            shards += cut_stream(run, data, split, sizes, folder, prefix=prefix, options=options)
+            sizes, prefix = equal_shard_sizes(count, TEXT_SHARD_ROWS), f"{kind}-{number}-"
+            shards += cut_into_shards(
+                run, data, split, sizes, folder, prefix=prefix, options=options
+            )
     return shards
 
 
-def _write_harvest(
+def _write_unpaired(
     prepared: Sequence[Path],
     shards: Mapping[Kind, Sequence[Shard]],
     provenance: dict[str, Any],
@@ -204,7 +208,7 @@ def _write_harvest(
     hashes, counts = {}, {}
     for kind, stream in STREAM_OF_KIND.items():
         with StreamWriter(folder / f"{stream}.parquet", HARVESTED) as writer:
-            for _, texts in read_results(shards[kind]):
+            for _, texts in read_shard_results(shards[kind]):
                 writer.write(texts)
         hashes[stream], counts[stream] = writer.hash, writer.counts
     if not any(count["samples"] for count in counts.values()):
@@ -217,13 +221,13 @@ def _write_harvest(
         "format": HARVEST_KEY,
         "splits": counts,
         "tolerated": {},
-        "rejected": _collect_rejects(prepared, folder / REJECTS),
+        "rejected": _collect_unpaired_rejects(prepared, folder / REJECTS),
         HARVEST_KEY: provenance,
     }
     return write_dataset_manifest(folder, manifest)
 
 
-def _collect_rejects(folders: Sequence[Path], path: Path) -> dict[str, Any]:
+def _collect_unpaired_rejects(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     """Write the rejected rows of all sources to one file and return their summary."""
     rejected = {folder: read_dataset_manifest(folder)["rejected"] for folder in folders}
     reasons: Counter[str] = Counter()
@@ -244,7 +248,7 @@ def read_unpaired(folder: Path, stream: str, threshold: Threshold) -> pl.DataFra
     threshold."""
     kept = [
         piece.filter(pl.col(PROBABILITY) > threshold.value)
-        for piece in _read_harvest_chunks(folder, UNPAIRED_FILES[stream], HARVESTED.names())
+        for piece in _read_unpaired_chunks(folder, UNPAIRED_FILES[stream], HARVESTED.names())
     ]
     samples = pl.concat([SAMPLES.to_frame(), *(piece.select(SAMPLES.names()) for piece in kept)])
     if samples.is_empty():
@@ -260,7 +264,7 @@ def count_unpaired(folder: Path, threshold: float) -> dict[str, Any]:
     counts = {}
     for name, stream in UNPAIRED_FILES.items():
         texts, emotions = 0, Counter[str]()
-        for piece in _read_harvest_chunks(folder, stream, ["emotion", PROBABILITY]):
+        for piece in _read_unpaired_chunks(folder, stream, ["emotion", PROBABILITY]):
             texts += piece.height
             kept = piece.filter(pl.col(PROBABILITY) > threshold)
             emotions.update(dict(kept["emotion"].value_counts().iter_rows()))
@@ -269,7 +273,7 @@ def count_unpaired(folder: Path, threshold: float) -> dict[str, Any]:
     return counts
 
 
-def check_harvest(folder: Path) -> dict[str, Any]:
+def check_unpaired_harvest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a folder, which must be a harvest."""
     hint = "create one with 'attune data harvest CLASSIFIER_RUN --source PATH --out DIR'"
     if not (folder / MANIFEST).is_file():
@@ -280,7 +284,7 @@ def check_harvest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _read_harvest_chunks(
+def _read_unpaired_chunks(
     folder: Path, stream: str, columns: Sequence[str]
 ) -> Iterator[pl.DataFrame]:
     return read_parquet_chunks(folder / f"{stream}.parquet", TEXT_SHARD_ROWS, columns)

@@ -44,7 +44,7 @@ def evaluate(
     table = known.select("conversation_id", "turn", "emotion", "context", "response")
     for kind in variant.trained_on:
         raw = classify_texts(model, known, kind, progress)
-        calibrated = calibration.apply_temperature(raw, temperatures[kind])
+        calibrated = calibration.apply_calibration_temperature(raw, temperatures[kind])
         before = "" if kind == "context" else f"{kind}_"
         own = {**scores(calibrated, truth, threshold), "temperature": temperatures[kind]}
         own["calibration_error_uncalibrated"] = calibration.reliability(raw, truth).error

@@ -24,7 +24,7 @@ from attune.platform.data.conversations import SPLITS
 from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.data.prepare import find_prepared_data
 from attune.platform.enrichment.causes import CAUSE_THRESHOLD
-from attune.platform.enrichment.classifier import fit_temperatures, require_classifier
+from attune.platform.enrichment.classifier import fit_classifier_temperatures, require_classifier
 from attune.platform.evaluation import (
     answers,
     bertscore,
@@ -35,7 +35,12 @@ from attune.platform.evaluation import (
 )
 from attune.platform.evaluation.evaluate import Evaluation, evaluate
 from attune.platform.evaluation.profiles import select_samples
-from attune.platform.runs.model import check_labels, load_model, load_model_once, read_split
+from attune.platform.runs.model import (
+    check_model_labels,
+    load_model,
+    load_model_once,
+    read_model_split,
+)
 from attune.platform.runs.record import Run
 from attune.platform.text import encoders
 
@@ -141,7 +146,7 @@ def evaluate_answers(
         raise UsageError(f"the split '{split}' of {data} has no samples: choose another")
     if contexts is not None:
         samples = samples.sample(min(contexts, samples.height), seed=0)
-    check_labels(variant.requirements_for(variant.config), samples, f"{data}, {split}")
+    check_model_labels(variant.requirements_for(variant.config), samples, f"{data}, {split}")
     return evaluate(
         variant,
         samples,
@@ -256,7 +261,7 @@ def _evaluate_causes(
     run: Run, folder: Path, split: str, threshold: float | None, track: Track
 ) -> Evaluation:
     model = load_model(run.model)
-    samples = read_split(model.variant, folder, split)
+    samples = read_model_split(model.variant, folder, split)
     advance = track("texts", f"{run.name} on {split}", samples.height)
     return cause_metrics.evaluate(
         model, samples, CAUSE_THRESHOLD if threshold is None else threshold, advance
@@ -268,13 +273,13 @@ def _evaluate_emotions(
 ) -> Evaluation:
     model = load_model(run.model)
     variant = require_classifier(model)
-    samples = read_split(variant, folder, split)
+    samples = read_model_split(variant, folder, split)
     total = len(variant.trained_on) * samples.height
     return emotion_metrics.evaluate(
         model,
         samples,
         emotion_metrics.THRESHOLD if threshold is None else threshold,
-        fit_temperatures(run),
+        fit_classifier_temperatures(run),
         track("texts", f"{run.name} on {split}", total),
     )
 

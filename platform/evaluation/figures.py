@@ -24,14 +24,14 @@ from attune.platform.enrichment import calibration
 from attune.platform.enrichment.calibration import Reliability
 from attune.platform.enrichment.classifier import (
     classify_texts,
-    fit_temperatures,
+    fit_classifier_temperatures,
     require_classifier,
     with_known_emotion,
 )
-from attune.platform.enrichment.filters import label_distribution, read_emotionality
+from attune.platform.enrichment.filters import filtered_label_distribution, read_emotionality
 from attune.platform.evaluation.emotion_metrics import by_emotion, predict_emotions
 from attune.platform.runs.metrics_file import read_metrics
-from attune.platform.runs.model import MODEL_WEIGHTS, load_model, read_split
+from attune.platform.runs.model import MODEL_WEIGHTS, load_model, read_model_split
 from attune.platform.runs.record import Run
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ def read_run_split(run: Run, split: str) -> pl.DataFrame:
     """Return a split of the data that a run was trained on."""
     if split not in SPLITS:
         raise UsageError(unknown_choice_error("split", split, SPLITS))
-    return read_split(find_variant(run.variant)[0], find_prepared_data(run.data["folder"]), split)
+    return read_model_split(
+        find_variant(run.variant)[0], find_prepared_data(run.data["folder"]), split
+    )
 
 
 def draw_samples(
@@ -128,10 +130,10 @@ def draw_calibration(run: Run, split: str, out: Path) -> dict[str, float]:
     panels = figure.subplots(1, len(variant.trained_on), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, variant.trained_on, strict=True):
         log_probs = classify_texts(model, samples, kind)
-        temperature = fit_temperatures(run)[kind]
+        temperature = fit_classifier_temperatures(run)[kind]
         before = calibration.reliability(log_probs, truth)
         after = calibration.reliability(
-            calibration.apply_temperature(log_probs, temperature), truth
+            calibration.apply_calibration_temperature(log_probs, temperature), truth
         )
         _draw_reliability(
             axes, {"uncalibrated": before, f"at temperature {temperature:.2f}": after}
@@ -183,7 +185,7 @@ def draw_labels(data: Path, out: Path) -> tuple[int, dict[str, float]]:
     the shares of the labels."""
     check_picture(out)
     dialogues = read_emotionality(data)
-    shares = label_distribution(dialogues, list(LABELS))
+    shares = filtered_label_distribution(dialogues, list(LABELS))
     figure = _new_figure(11, 3.4)
     by_label, by_dialogue = figure.subplots(1, 2, width_ratios=(3, 1))
     colors = [COLORS["positive" if label in EMOTIONS else "negative"] for label in shares]

@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from attune.platform import tracking
 from attune.platform.core.errors import UsageError, unknown_choice_error
 from attune.platform.evaluation import significance
-from attune.platform.runs.record import Run, write_aliases
+from attune.platform.runs.record import Run, write_run_aliases
 
 MODEL = "attune"
 CHAMPION, CANDIDATE = "champion", "candidate"
@@ -102,7 +102,7 @@ def update_aliases(run: Run) -> None:
 
 def _store_aliases(client: MlflowClient) -> None:
     run_ids = {alias: _find_aliased_run(client, alias) for alias in (CHAMPION, CANDIDATE)}
-    write_aliases({alias: run_id for alias, run_id in run_ids.items() if run_id is not None})
+    write_run_aliases({alias: run_id for alias, run_id in run_ids.items() if run_id is not None})
 
 
 def _find_aliased_run(client: MlflowClient, alias: str) -> str | None:

@@ -35,7 +35,7 @@ class LineFollower:
             return []
         if is_rewritten:
             known, self._end, self._last_line, self._hashes = self._hashes, 0, b"", []
-            kept = _common_prefix_length(known, [hash(line) for line in lines])
+            kept = _common_metrics_prefix(known, [hash(line) for line in lines])
             self._advance(lines[:kept])
             lines = lines[kept:]
         self._advance(lines)
@@ -51,12 +51,12 @@ class LineFollower:
 class MetricsFollower(LineFollower):
     """Reads the parsed lines of a growing metrics file, each once."""
 
-    def read_new(self) -> list[dict[str, Any]]:
+    def read_new_metrics(self) -> list[dict[str, Any]]:
         """Return the lines since the last call; a damaged one, of a killed process, is skipped."""
         parsed = []
         for line in self.read_new_lines():
             try:
-                parsed.append(_parse_line(line))
+                parsed.append(_parse_metrics_line(line))
             except ValueError:
                 continue
         return parsed
@@ -79,7 +79,7 @@ class MetricsFile:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return all logged lines, parsed."""
-    return MetricsFollower(path).read_new()
+    return MetricsFollower(path).read_new_metrics()
 
 
 def load_metrics(path: Path, report: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def load_metrics(path: Path, report: Callable[[str], None]) -> list[dict[str, An
     parsed = []
     for number, line in enumerate(lines, start=1):
         try:
-            parsed.append(_parse_line(line))
+            parsed.append(_parse_metrics_line(line))
         except ValueError:
             if number < len(lines):
                 text = line[:60].decode(errors="replace")
@@ -107,7 +107,7 @@ def load_metrics(path: Path, report: Callable[[str], None]) -> list[dict[str, An
     return parsed
 
 
-def _parse_line(text: str | bytes) -> dict[str, Any]:
+def _parse_metrics_line(text: str | bytes) -> dict[str, Any]:
     """Return a line of the metrics file; raise ValueError if it is none."""
     line = json.loads(text)
     match line:
@@ -123,7 +123,7 @@ def write_metrics(path: Path, lines: list[dict[str, Any]]) -> None:
     new.replace(path)
 
 
-def _common_prefix_length(known: list[int], current: list[int]) -> int:
+def _common_metrics_prefix(known: list[int], current: list[int]) -> int:
     pairs = zip(known, current, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other),
                 min(len(known), len(current)))  # fmt: skip

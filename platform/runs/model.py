@@ -31,8 +31,8 @@ from attune.platform.batching.encoding import (
     Layout,
     Ragged,
     encode,
-    encoder_columns,
-    subword_columns,
+    encode_as_subwords,
+    encode_for_pretrained,
 )
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.settings import (
@@ -99,7 +99,9 @@ class Model:
         )
         if self.encoder is None:
             return columns
-        encoder_input = subword_columns if SUBWORDS in requirements.columns else encoder_columns
+        encoder_input = (
+            encode_as_subwords if SUBWORDS in requirements.columns else encode_for_pretrained
+        )
         return {**columns, **encoder_input(self.encoder, samples)}
 
     @property
@@ -108,7 +110,7 @@ class Model:
         return Layout(separators=self.variant.requirements.separators, max_context=self.max_context)
 
 
-def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl.DataFrame:
+def read_model_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl.DataFrame:
     """Return the samples of a split that a variant is trained or evaluated on."""
     if issubclass(variant if isinstance(variant, type) else type(variant), Annotator):
         return read_cause_samples(folder, split)
@@ -117,7 +119,7 @@ def read_split(variant: Variant | type[Variant], folder: Path, split: str) -> pl
     return read_dataset_samples(folder, split)
 
 
-def check_labels(requirements: DataRequirements, samples: pl.DataFrame, place: str) -> None:
+def check_model_labels(requirements: DataRequirements, samples: pl.DataFrame, place: str) -> None:
     """Raise DataError if a variant reads utterance labels and the samples have none.
 
     Missing labels would otherwise be read as one more label.
@@ -136,17 +138,17 @@ def check_labels(requirements: DataRequirements, samples: pl.DataFrame, place: s
             )
 
 
-def label_names(requirements: DataRequirements) -> tuple[str, ...]:
+def model_label_names(requirements: DataRequirements) -> tuple[str, ...]:
     """Return the class names of the column `emotion`."""
     return LABELS if requirements.labels == "utterances" else EMOTIONS
 
 
-def requires_lexicon(requirements: DataRequirements) -> bool:
+def model_requires_lexicon(requirements: DataRequirements) -> bool:
     """Return whether a variant needs a lexicon."""
     return EMOTION_WORDS in requirements.columns or requirements.intensity
 
 
-def build_data_info(
+def build_model_data_info(
     vocabulary: Vocabulary,
     emotions: tuple[str, ...],
     requirements: DataRequirements,
@@ -195,7 +197,7 @@ def build_model(
         if requirements.encoder is None
         else encoders.load_encoder(getattr(config, requirements.encoder))
     )
-    data_info = build_data_info(
+    data_info = build_model_data_info(
         vocabulary,
         emotions,
         requirements,
@@ -241,13 +243,13 @@ def save_model(model: Model, folder: Path) -> None:
     if model.encoder is not None:
         model.encoder.save(folder / ENCODER)
     if model.labeller is not None:
-        copy_labeller(model.labeller, folder)
+        copy_model_labeller(model.labeller, folder)
     (folder / MODEL_DESCRIPTION).write_text(
         json.dumps(description, indent=2) + "\n", encoding="utf-8"
     )
 
 
-def copy_labeller(labeller: Path, folder: Path) -> None:
+def copy_model_labeller(labeller: Path, folder: Path) -> None:
     """Copy a labeller into a folder, by hard links where possible because it is large."""
 
     def link(source: str, target: str) -> None:
@@ -259,7 +261,7 @@ def copy_labeller(labeller: Path, folder: Path) -> None:
     shutil.copytree(labeller, folder / LABELLER, copy_function=link, dirs_exist_ok=False)
 
 
-def find_labeller(folder: Path) -> Path | None:
+def find_model_labeller(folder: Path) -> Path | None:
     """Return the folder of the labeller inside a folder; None without one."""
     return folder / LABELLER if (folder / LABELLER).is_dir() else None
 
@@ -274,11 +276,11 @@ def load_model(folder: Path) -> Model:
     variant, _ = find_variant(description["variant"])
     config = override_settings(variant.Config(), description["config"])
     requirements = variant.requirements_for(config)
-    lexicon = Lexicon.load(folder / LEXICON_FILE) if requires_lexicon(requirements) else None
+    lexicon = Lexicon.load(folder / LEXICON_FILE) if model_requires_lexicon(requirements) else None
     encoder = None
     if requirements.encoder is not None:
         encoder = encoders.restore_encoder(getattr(config, requirements.encoder), folder / ENCODER)
-    data_info = build_data_info(
+    data_info = build_model_data_info(
         vocabulary,
         tuple(description["emotions"]),
         requirements,
@@ -298,7 +300,7 @@ def load_model(folder: Path) -> Model:
         max_context=description["max_context"],
         lexicon=lexicon,
         encoder=encoder,
-        labeller=find_labeller(folder),
+        labeller=find_model_labeller(folder),
     )
 
 
@@ -312,7 +314,7 @@ def save_weights(variant: Variant, path: Path) -> None:
     Weights are cloned: ZeRO keeps all weights of a player in one buffer, which would otherwise be
     written again for each of them.
     """
-    first_names = _first_names(variant).values()
+    first_names = _first_weight_names(variant).values()
     state = variant.state_dict()
     save_file({name: state[name].detach().cpu().clone() for name in first_names}, path)
 
@@ -323,7 +325,7 @@ def load_weights(variant: Variant, path: Path) -> None:
         weights = load_file(path)
     except SafetensorError as error:
         raise DataError(f"{path} is damaged: {error}") from error
-    names = _first_names(variant)
+    names = _first_weight_names(variant)
     shared = {name: weights[first] for name, first in names.items() if first in weights}
     try:
         variant.load_state_dict({**weights, **shared})
@@ -334,7 +336,7 @@ def load_weights(variant: Variant, path: Path) -> None:
         ) from error
 
 
-def _first_names(variant: Variant) -> dict[str, str]:
+def _first_weight_names(variant: Variant) -> dict[str, str]:
     """Return the first name of the same tensor for every name in the state."""
     first: dict[int, str] = {}
     state = variant.state_dict(keep_vars=True)

@@ -103,7 +103,7 @@ class Run:
 
     def newest_checkpoint(self) -> Path | None:
         """Return the checkpoint written last, whether or not it is damaged."""
-        return next(reversed(checkpoint_folders(self.checkpoints)), None)
+        return next(reversed(run_checkpoint_folders(self.checkpoints)), None)
 
     @property
     def metrics_file(self) -> Path:
@@ -127,7 +127,7 @@ class Run:
         write_record(self.folder / RUN_RECORD, RUN_FORMAT, fields)
 
 
-def checkpoint_folders(folder: Path) -> list[Path]:
+def run_checkpoint_folders(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
 
@@ -191,7 +191,7 @@ def find_run(text: str) -> Run:
     )
 
 
-def read_aliases() -> dict[str, str]:
+def read_run_aliases() -> dict[str, str]:
     """Return the alias of each run by its MLflow id, as last written."""
     path = home() / ALIASES
     if not path.is_file():
@@ -200,7 +200,7 @@ def read_aliases() -> dict[str, str]:
     return {run_id: alias for alias, run_id in noted.items()}
 
 
-def write_aliases(runs: dict[str, str]) -> None:
+def write_run_aliases(runs: dict[str, str]) -> None:
     """Write the MLflow id of the run of each alias."""
     new = home() / f"{ALIASES}.{os.getpid()}"
     new.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")

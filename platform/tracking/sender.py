@@ -28,7 +28,7 @@ class MetricsSender:
 
     def send(self) -> None:
         """Send all unsent lines; what a failing store did not confirm stays unsent."""
-        self._unsent += self._follower.read_new()
+        self._unsent += self._follower.read_new_metrics()
         try:
             while self._unsent:
                 self._send_batch()
@@ -38,7 +38,7 @@ class MetricsSender:
 
     def count_unsent(self) -> int:
         """Return the number of lines that the store has not confirmed."""
-        self._unsent += self._follower.read_new()
+        self._unsent += self._follower.read_new_metrics()
         return len(self._unsent)
 
     def _send_batch(self) -> None:

@@ -24,7 +24,7 @@ from attune.platform.core.disk import (
     folder_bytes_on_disk,
     free_disk_bytes,
 )
-from attune.platform.runs.record import Run, checkpoint_folders
+from attune.platform.runs.record import Run, run_checkpoint_folders
 from attune.platform.runs.status import resume_command
 
 TRAIN_STATE, WEIGHTS, ENGINES, CHECKSUMS = (
@@ -85,63 +85,63 @@ def write_checkpoint(
         save_weights(staging / WEIGHTS)
         barrier()
         if first:
-            _publish(staging, final, state)
+            _publish_checkpoint(staging, final, state)
     except BaseException:
         if first:
             shutil.rmtree(staging, ignore_errors=True)
         raise
     if first:
-        _delete_surplus(folder, final)
+        _delete_surplus_checkpoints(folder, final)
     barrier()
 
 
-def _publish(staging: Path, final: Path, state: TrainState) -> None:
+def _publish_checkpoint(staging: Path, final: Path, state: TrainState) -> None:
     """Complete a checkpoint with its state and checksums and move it to its place."""
-    _write_state(staging, state)
-    _flush_to_disk(staging)
+    _write_checkpoint_state(staging, state)
+    _flush_checkpoint(staging)
     shutil.rmtree(final, ignore_errors=True)
     staging.replace(final)
 
 
-def _write_state(folder: Path, state: TrainState) -> None:
+def _write_checkpoint_state(folder: Path, state: TrainState) -> None:
     (folder / TRAIN_STATE).write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
     (folder / CHECKSUMS).write_text(
-        json.dumps(_compute_checksums(folder), indent=1), encoding="utf-8"
+        json.dumps(_compute_checkpoint_checksums(folder), indent=1), encoding="utf-8"
     )
 
 
-def _delete_surplus(folder: Path, newest: Path) -> None:
+def _delete_surplus_checkpoints(folder: Path, newest: Path) -> None:
     """Delete all but the newest intact checkpoints; `newest` has just been written."""
     kept = 0
-    paths = checkpoint_folders(folder)
+    paths = run_checkpoint_folders(folder)
     if len(paths) <= KEPT:
         return
     for path in reversed(paths):
-        if kept < KEPT and (path == newest or _find_damage(path) is None):
+        if kept < KEPT and (path == newest or _find_checkpoint_damage(path) is None):
             kept += 1
         else:
             shutil.rmtree(path)
 
 
-def require_space(run: Run, weights: int) -> None:
+def require_checkpoint_space(run: Run, weights: int) -> None:
     """Raise DiskFullError if the next checkpoint does not fit on the disk, before writing it."""
-    if free_disk_bytes(run.folder) < _required_bytes(run.checkpoints, weights):
-        raise DiskFullError(describe_full_disk(run.folder, *describe_need(run, weights)))
+    if free_disk_bytes(run.folder) < _required_checkpoint_bytes(run.checkpoints, weights):
+        raise DiskFullError(describe_full_disk(run.folder, *describe_checkpoint_need(run, weights)))
 
 
-def describe_need(run: Run, weights: int) -> tuple[str, str]:
+def describe_checkpoint_need(run: Run, weights: int) -> tuple[str, str]:
     """Return what a run needs on a full disk, and what to do, for a DiskFullError."""
-    needed = _required_bytes(run.checkpoints, weights) / MEGABYTE
-    last = find_valid(run.checkpoints, lambda _: None)
+    needed = _required_checkpoint_bytes(run.checkpoints, weights) / MEGABYTE
+    last = find_valid_checkpoint(run.checkpoints, lambda _: None)
     kept = f"the checkpoint of step {int(last.name):,} is intact" if last else "it has none yet"
     advice = f"{kept}; free some space, then resume with '{resume_command(run)}'"
     return f"a checkpoint of run '{run.name}' needs {needed:,.1f} MB", advice
 
 
-def _required_bytes(folder: Path, weights: int) -> int:
+def _required_checkpoint_bytes(folder: Path, weights: int) -> int:
     """Return the size of the next checkpoint: that of the largest one there, else an estimate from
     the size of the weights. The one at the end of a stage is small: it has no optimizer state."""
-    sizes = [folder_bytes_on_disk(path) for path in checkpoint_folders(folder)]
+    sizes = [folder_bytes_on_disk(path) for path in run_checkpoint_folders(folder)]
     return max(sizes, default=SIZE_IN_WEIGHTS * weights)
 
 
@@ -149,7 +149,7 @@ def adopt_checkpoint(source: Path, folder: Path) -> TrainState:
     """Replace a run's checkpoints by another run's. The best validation is reset, because the
     checkpoint does not hold the weights of that step."""
     state = dataclasses.replace(
-        read_state(source),
+        read_checkpoint_state(source),
         best=None,
         best_step=None,
         best_metrics={},
@@ -160,14 +160,14 @@ def adopt_checkpoint(source: Path, folder: Path) -> TrainState:
     staging = folder / f".{final.name}.new"
     shutil.rmtree(staging, ignore_errors=True)
     shutil.copytree(source, staging)
-    _write_state(staging, state)
-    for old in checkpoint_folders(folder):
+    _write_checkpoint_state(staging, state)
+    for old in run_checkpoint_folders(folder):
         shutil.rmtree(old)
     staging.replace(final)
     return state
 
 
-def is_same(one: Path, other: Path) -> bool:
+def is_same_checkpoint(one: Path, other: Path) -> bool:
     """Return whether two checkpoints have the same content, by their checksums."""
     if not (one / CHECKSUMS).is_file() or not (other / CHECKSUMS).is_file():
         return False
@@ -176,22 +176,22 @@ def is_same(one: Path, other: Path) -> bool:
     )
 
 
-def find_valid(folder: Path, report: Callable[[str], None]) -> Path | None:
+def find_valid_checkpoint(folder: Path, report: Callable[[str], None]) -> Path | None:
     """Return the newest checkpoint whose checksums are right; report damaged ones."""
-    for path in reversed(checkpoint_folders(folder)):
-        problem = _find_damage(path)
+    for path in reversed(run_checkpoint_folders(folder)):
+        problem = _find_checkpoint_damage(path)
         if problem is None:
             return path
         report(f"checkpoint {path} is damaged ({problem}): trying the one before it")
     return None
 
 
-def read_state(path: Path) -> TrainState:
+def read_checkpoint_state(path: Path) -> TrainState:
     """Read the state that a checkpoint was written at."""
     return TrainState(**json.loads((path / TRAIN_STATE).read_text(encoding="utf-8")))
 
 
-def _find_damage(path: Path) -> str | None:
+def _find_checkpoint_damage(path: Path) -> str | None:
     """Describe what is wrong with a checkpoint; None if its files are those that were written."""
     try:
         expected: Any = json.loads((path / CHECKSUMS).read_text(encoding="utf-8"))
@@ -199,24 +199,24 @@ def _find_damage(path: Path) -> str | None:
         return f"{CHECKSUMS} cannot be read"
     if not isinstance(expected, dict) or not {TRAIN_STATE, WEIGHTS} <= set(expected):
         return f"{CHECKSUMS} is incomplete"
-    actual = _compute_checksums(path)
+    actual = _compute_checkpoint_checksums(path)
     if missing := sorted(set(expected) - set(actual)):
         return f"{missing[0]} is missing"
     wrong = sorted(name for name, checksum in expected.items() if actual[name] != checksum)
     return f"{wrong[0]} does not match its checksum" if wrong else None
 
 
-def _compute_checksums(folder: Path) -> dict[str, str]:
+def _compute_checkpoint_checksums(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
-    return {str(path.relative_to(folder)): _checksum(path) for path in files}
+    return {str(path.relative_to(folder)): _checkpoint_checksum(path) for path in files}
 
 
-def _checksum(path: Path) -> str:
+def _checkpoint_checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
-def _flush_to_disk(folder: Path) -> None:
+def _flush_checkpoint(folder: Path) -> None:
     """Flush all files, so that a power cut after the rename leaves none empty."""
     for path in (*folder.rglob("*"), folder):
         handle = os.open(path, os.O_RDONLY)

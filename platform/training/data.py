@@ -17,19 +17,27 @@ from attune.models.base import (
     DataRequirements,
     Variant,
 )
-from attune.platform.batching.encoding import Columns, unpaired_columns, with_next_turn
+from attune.platform.batching.encoding import (
+    Columns,
+    encoded_unpaired_columns,
+    encoded_with_next_turn,
+)
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.core.settings import Threshold, find_threshold_setting
 from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.enrichment.causes import apply_cause_threshold
 from attune.platform.enrichment.filters import keep_emotional
-from attune.platform.enrichment.unpaired import UNPAIRED_FILES, check_harvest, read_unpaired
+from attune.platform.enrichment.unpaired import (
+    UNPAIRED_FILES,
+    check_unpaired_harvest,
+    read_unpaired,
+)
 from attune.platform.runs.model import (
     CAUSES,
     CONTEXT_LABELS,
     Model,
-    check_labels,
-    read_split,
+    check_model_labels,
+    read_model_split,
 )
 from attune.platform.runs.record import (
     Run,
@@ -37,9 +45,9 @@ from attune.platform.runs.record import (
 from attune.platform.text.encoders import find_encoder
 
 
-def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
+def load_training_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
     """Return the training streams of a run and its valid samples."""
-    folder = _check_unchanged(run, run.data)
+    folder = _check_training_data_unchanged(run, run.data)
     variant, config = type(model.variant), model.variant.config
     valid = model.columns(read_training_samples(variant, config, folder, "valid"))
     paired = model.columns(read_training_samples(variant, config, folder, "train"))
@@ -47,15 +55,15 @@ def load_streams(run: Run, model: Model) -> tuple[dict[str, Columns], Columns]:
     requirements = variant.requirements_for(config)
     for name in requirements.streams:
         if name == FOLLOWED:
-            streams[name] = with_next_turn(paired)
-            if not len(streams[name]["index"]) or not len(with_next_turn(valid)["index"]):
+            streams[name] = encoded_with_next_turn(paired)
+            if not len(streams[name]["index"]) or not len(encoded_with_next_turn(valid)["index"]):
                 raise DataError(
                     f"{folder}: no response in train, or none in valid, is answered by the "
                     f"speaker: '{run.variant}' trains on such answers and needs other data"
                 )
         elif name in (CONTEXTS, RESPONSES):
-            texts = _read_unpaired_stream(run, requirements.filters, config, name)
-            streams[name] = unpaired_columns(model.columns(texts), name)
+            texts = _read_unpaired_training_data(run, requirements.filters, config, name)
+            streams[name] = encoded_unpaired_columns(model.columns(texts), name)
     return streams, valid
 
 
@@ -68,12 +76,14 @@ def read_training_samples(
     lack the labels or causes that the variant reads.
     """
     requirements = variant.requirements_for(config)
-    samples = read_split_once(variant, folder, split, read_dataset_manifest(folder)["hash"])
+    samples = read_training_split_once(
+        variant, folder, split, read_dataset_manifest(folder)["hash"]
+    )
     filters = requirements.filters
     emotionality = find_threshold_setting(config, filters.emotionality_threshold)
     if emotionality and split == "train":
         samples = keep_emotional(samples, folder, emotionality)
-    check_labels(requirements, samples, f"{folder}, {split}")
+    check_model_labels(requirements, samples, f"{folder}, {split}")
     if CAUSES in requirements.columns:
         if cause := find_threshold_setting(config, filters.cause_threshold):
             samples = apply_cause_threshold(samples, folder, split, cause)
@@ -87,20 +97,22 @@ def read_training_samples(
 
 
 @functools.lru_cache(2)
-def read_split_once(
+def read_training_split_once(
     variant: type[Variant], folder: Path, split: str, data_hash: str
 ) -> pl.DataFrame:
     """Return a split of data with this hash, unfiltered; train and valid are cached, so that a
     process which checks, trains and tunes on the same data reads them once."""
     assert data_hash, "part of the cache key"
-    return read_split(variant, folder, split)
+    return read_model_split(variant, folder, split)
 
 
-def _read_unpaired_stream(run: Run, filters: DataFilters, config: Any, stream: str) -> pl.DataFrame:
+def _read_unpaired_training_data(
+    run: Run, filters: DataFilters, config: Any, stream: str
+) -> pl.DataFrame:
     """Return unpaired text: from the harvest if one is set, else from the data."""
     if "harvest" not in run.data:
         return read_dataset_samples(Path(run.data["folder"]), UNPAIRED_FILES[stream])
-    folder = _check_unchanged(run, run.data["harvest"])
+    folder = _check_training_data_unchanged(run, run.data["harvest"])
     return read_unpaired(folder, stream, _harvest_threshold(filters, config))
 
 
@@ -116,7 +128,7 @@ def _harvest_folder(filters: DataFilters, config: Any) -> str:
     return str(getattr(config, filters.harvest))
 
 
-def _check_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
+def _check_training_data_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
     """Return a data folder of a run; raise UsageError if its content has changed since then."""
     folder = Path(data["folder"])
     current_hash = read_dataset_manifest(folder)["hash"]
@@ -128,7 +140,7 @@ def _check_unchanged(run: Run, data: Mapping[str, Any]) -> Path:
     return folder
 
 
-def check_data(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
+def check_training_data(variant: type[Variant], name: str, config: Any, folder: Path) -> None:
     """Raise an error if anything that a variant needs is missing, before workers are started: its
     encoder, causes, labels or unpaired text."""
     requirements = variant.requirements_for(config)
@@ -165,7 +177,7 @@ def _check_unpaired_splits(
         )
 
 
-def harvest_record(requirements: DataRequirements, config: Any) -> dict[str, Any]:
+def training_harvest_record(requirements: DataRequirements, config: Any) -> dict[str, Any]:
     """Return the folder and hash of the harvest for the run record, if one is used."""
     filters = requirements.filters
     if not set(requirements.streams) & set(UNPAIRED_FILES):
@@ -173,7 +185,7 @@ def harvest_record(requirements: DataRequirements, config: Any) -> dict[str, Any
     if not (name := _harvest_folder(filters, config)):
         return {}
     folder = Path(name)
-    harvest_hash = check_harvest(folder)["hash"]
+    harvest_hash = check_unpaired_harvest(folder)["hash"]
     for stream in UNPAIRED_FILES:  # raises if the threshold keeps nothing
         read_unpaired(folder, stream, _harvest_threshold(filters, config))
     return {"harvest": {"folder": str(folder.absolute()), "hash": harvest_hash}}

@@ -215,7 +215,7 @@ class _RunDisplay:
         self.run = run
         self.metrics = MetricsFollower(run.metrics_file)
         self.log = LineFollower(log_file(run))
-        self.metrics.read_new()  # an earlier driver has shown these
+        self.metrics.read_new_metrics()  # an earlier driver has shown these
         self.log.read_new_lines()
         self.has_plan = False
         """Whether its workers have started."""
@@ -235,7 +235,7 @@ class _RunDisplay:
             show(self.run.name, plan)
             self.has_plan = True
         logged = [{"message": text} for text in self.log.read_new_lines()]
-        for line in self.metrics.read_new() + logged:
+        for line in self.metrics.read_new_metrics() + logged:
             show(self.run.name, line)
 
 

@@ -169,13 +169,13 @@ def read_deepspeed_settings(name_or_path: str) -> dict[str, Any]:
     folder = resources.files("attune.infra").joinpath(SETTINGS_FOLDER)
     names = sorted(file.name.removesuffix(".json") for file in folder.iterdir())
     if name_or_path in names:
-        return _parse_settings(
+        return _parse_deepspeed_settings(
             name_or_path, folder.joinpath(f"{name_or_path}.json").read_text(encoding="utf-8")
         )
     if not Path(name_or_path).is_file():
         what = unknown_choice_error("settings of DeepSpeed", name_or_path, names)
         raise UsageError(f"deepspeed={name_or_path}: {what}, or name a JSON file that is there")
-    return _parse_settings(name_or_path, Path(name_or_path).read_text(encoding="utf-8"))
+    return _parse_deepspeed_settings(name_or_path, Path(name_or_path).read_text(encoding="utf-8"))
 
 
 def save_deepspeed_settings(content: Mapping[str, Any], folder: Path) -> None:
@@ -190,7 +190,7 @@ def load_deepspeed_settings(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _parse_settings(name_or_path: str, text: str) -> dict[str, Any]:
+def _parse_deepspeed_settings(name_or_path: str, text: str) -> dict[str, Any]:
     import_deepspeed()
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
@@ -219,7 +219,7 @@ def _parse_settings(name_or_path: str, text: str) -> dict[str, Any]:
     return content
 
 
-def to_universal(folder: Path, player: str, into: Path) -> None:
+def convert_engine_to_universal(folder: Path, player: str, into: Path) -> None:
     """Convert a partitioned checkpoint so that any number of workers can load it."""
     command = [
         *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"),
@@ -234,7 +234,7 @@ def to_universal(folder: Path, player: str, into: Path) -> None:
 
 
 @contextmanager
-def gather_weights(variant: Variant, zero: int) -> Iterator[None]:
+def gather_engine_weights(variant: Variant, zero: int) -> Iterator[None]:
     """Gather weights that ZeRO 3 has partitioned, so that each worker has all of them inside."""
     if zero < 3:
         yield

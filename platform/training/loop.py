@@ -37,21 +37,21 @@ from attune.platform.training.checkpoints import TrainState
 from attune.platform.training.engine import (
     Engine,
     Player,
-    gather_weights,
+    convert_engine_to_universal,
+    gather_engine_weights,
     load_deepspeed_settings,
-    to_universal,
 )
 from attune.platform.training.process_group import ProcessGroup
-from attune.platform.training.schedules import dropout_factor, has_dropout_decayed, rate
+from attune.platform.training.schedules import has_dropout_decayed, rate, scheduled_dropout_factor
 from attune.platform.training.settings import TrainingConfig
 from attune.platform.training.updates import (
     LossScale,
-    seed_generators,
-    step_seed,
-    total_loss,
-    trainable_only,
+    seed_update,
+    train_only_updated,
+    update_loss,
+    update_seed,
 )
-from attune.platform.training.validation import compute_validation_metrics, tokens_per_word_in
+from attune.platform.training.validation import compute_validation_metrics, valid_tokens_per_word
 
 PLAN, RESULT, PROBLEM = "plan.json", "result.json", "problem.txt"
 TIMED_STEPS = 50
@@ -84,7 +84,7 @@ class Training:
         self.deepspeed = load_deepspeed_settings(run.folder)
         self.variant = model.variant.to(group.device)
         self.stages = self.variant.stages()
-        self.tokens_per_word = tokens_per_word_in(model, valid)
+        self.tokens_per_word = valid_tokens_per_word(model, valid)
         self.streams = {
             name: Stream(
                 columns,
@@ -163,9 +163,9 @@ class Training:
         """Train a stage from its current state, then load its best weights for the next stage."""
         stage, steps = self.stages[state.stage], self.stage_steps(state.stage, state)
         if state.stage_over:  # it had ended when the run was interrupted
-            self._load_best(state.stage)
+            self._load_best_of_stage(state.stage)
             return state
-        engines = self._build_engines(stage, state, checkpoint)
+        engines = self._build_loop_engines(stage, state, checkpoint)
         batches = {name: self._stream_batches(name, stage, state) for name in stage.streams}
         saved = state.total
         started, seconds = time.monotonic(), state.seconds
@@ -202,7 +202,7 @@ class Training:
                 self._save_checkpoint(state, engines)
                 saved = state.total
             if validation_metrics and self.group.is_first:
-                self.watch(state.total, validation_metrics, self._is_last(state))
+                self.watch(state.total, validation_metrics, self._is_last_stage(state))
             validation_metrics = {}
         assert saved == state.total
         for engine in engines.values():
@@ -210,10 +210,10 @@ class Training:
         for stream in batches.values():
             stream.close()  # type: ignore[attr-defined]
         if state.stage_over and state.stage + 1 < len(self.stages):
-            self._load_best(state.stage)
+            self._load_best_of_stage(state.stage)
         return state
 
-    def _is_last(self, state: TrainState) -> bool:
+    def _is_last_stage(self, state: TrainState) -> bool:
         return state.stage_over and state.stage + 1 == len(self.stages)
 
     def train_round(
@@ -223,7 +223,7 @@ class Training:
         """Apply all updates of a stage once; return whether an epoch of its first stream ended."""
         progress = Progress(step=state.step, fraction=state.step / steps)
         learning_rate = rate(self.settings, stage, state.step, steps)
-        dropout = dropout_factor(self.settings, state.step, steps)
+        dropout = scheduled_dropout_factor(self.settings, state.step, steps)
         for module, share in self.dropouts.items():
             module.p = dropout * share
         is_logged = (state.total + 1) % self.settings.log_every == 0 or state.step == 0
@@ -232,18 +232,18 @@ class Training:
         samples = 0
         epoch_ended = False
         started = time.monotonic()
-        seed_generators(step_seed(self.record.seed, state.stage, state.step, self.group.rank))
+        seed_update(update_seed(self.record.seed, state.stage, state.step, self.group.rank))
         for update in stage.updates:
             for _ in range(update.repeat):
                 loaded = {name: next(stream) for name, stream in batches.items()}
                 epoch_ended |= loaded[stage.streams[0]].next_position.batch == 0
                 samples += round(loaded[stage.streams[0]].batch.samples * self.group.world_size)
-                with trainable_only(self.variant, stage.players[update.player]):
+                with train_only_updated(self.variant, stage.players[update.player]):
                     update_terms = self._apply_update(
                         engines, update, loaded, progress, learning_rate, is_logged
                     )
             terms.update(update_terms)
-            total = total + total_loss(update, update_terms).cpu()
+            total = total + update_loss(update, update_terms).cpu()
         if is_logged:
             self._log(state, terms, total, learning_rate, samples, time.monotonic() - started)
         return epoch_ended
@@ -258,7 +258,7 @@ class Training:
         sums: Losses = {}
         for part in self._split_for_accumulation({name: one.batch for name, one in loaded.items()}):
             terms = engine(update.losses, part, progress)
-            engine.backward(total_loss(update, terms))
+            engine.backward(update_loss(update, terms))
             norm = engine.step(learning_rate, return_norm=is_logged)
             for name, term in terms.items():
                 sums[name] = (
@@ -287,8 +287,10 @@ class Training:
         """Return whether the stage is over, and whether the run was asked to stop."""
         over = state.step >= steps
         if self.record.max_minutes is not None:
-            over = self.group.agree(over or state.seconds >= 60 * self.stage_minutes(state.stage))
-        return over, self.group.agree(self.record.stop_file.exists())
+            over = self.group.agree_on_flag(
+                over or state.seconds >= 60 * self.stage_minutes(state.stage)
+            )
+        return over, self.group.agree_on_flag(self.record.stop_file.exists())
 
     def _time_steps(self, stage: Stage, state: TrainState) -> TrainState:
         """Return the state with the speed of the stage's steps so far."""
@@ -337,10 +339,10 @@ class Training:
             return dataclasses.replace(
                 state, validations_without_improvement=state.validations_without_improvement + 1
             ), validation_metrics
-        with gather_weights(self.variant, self.record.zero):
+        with gather_engine_weights(self.variant, self.record.zero):
             if self.group.is_first:
                 best = self.best_model_folder(state.stage)
-                _replace_folder(best, lambda folder: save_model(self.model, folder))
+                _replace_model_folder(best, lambda folder: save_model(self.model, folder))
         state = dataclasses.replace(
             state,
             best=value,
@@ -356,11 +358,11 @@ class Training:
             return self.record.model
         return self.record.stage_model(self.stages[number].name)
 
-    def _load_best(self, number: int) -> None:
+    def _load_best_of_stage(self, number: int) -> None:
         self.group.barrier()
         load_weights(self.variant, self.best_model_folder(number) / MODEL_WEIGHTS)
 
-    def _build_engines(
+    def _build_loop_engines(
         self, stage: Stage, state: TrainState, checkpoint: Path | None
     ) -> dict[str, Engine]:
         folder, universal = None, False
@@ -389,17 +391,17 @@ class Training:
         if self.group.is_first:
             shutil.rmtree(into, ignore_errors=True)
             for player in stage.players:
-                to_universal(folder, player, into)
+                convert_engine_to_universal(folder, player, into)
         self.group.barrier()
         return into
 
     def load_last_checkpoint(self) -> tuple[TrainState, Path | None]:
         """Load the newest valid checkpoint; return its state and folder, or (new, None)."""
-        checkpoint = checkpoints.find_valid(self.record.checkpoints, self._log_message)
+        checkpoint = checkpoints.find_valid_checkpoint(self.record.checkpoints, self._log_message)
         if checkpoint is None:
             return TrainState(workers=self.group.world_size, zero=self.record.zero), None
         load_weights(self.variant, checkpoint / checkpoints.WEIGHTS)
-        state = checkpoints.read_state(checkpoint)
+        state = checkpoints.read_checkpoint_state(checkpoint)
         self._log_message(f"resuming from step {state.total:,}")
         return state, checkpoint
 
@@ -409,12 +411,12 @@ class Training:
                 engine.save(folder, player)
 
         def write_weights(path: Path) -> None:
-            with gather_weights(self.variant, self.record.zero):
+            with gather_engine_weights(self.variant, self.record.zero):
                 if self.group.is_first:
                     save_weights(self.variant, path)
 
         here = dataclasses.replace(state, workers=self.group.world_size, zero=self.record.zero)
-        checkpoints.require_space(self.record, self.weights_bytes)
+        checkpoints.require_checkpoint_space(self.record, self.weights_bytes)
         checkpoints.write_checkpoint(
             self.record.checkpoints,
             here,
@@ -460,7 +462,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     new.replace(path)
 
 
-def _replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
+def _replace_model_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a new folder beside the old one, then swap them."""
     new = folder.with_name(f".{folder.name}.new")
     old = folder.with_name(f".{folder.name}.old")

@@ -34,7 +34,7 @@ class ProcessGroup:
             values = values / self.world_size
         return values
 
-    def agree(self, flag: bool) -> bool:
+    def agree_on_flag(self, flag: bool) -> bool:
         """Return the first worker's flag on all workers, so that they stop at the same step."""
         if self.world_size == 1:
             return flag

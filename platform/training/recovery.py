@@ -21,7 +21,7 @@ def recover_metrics(run: Run, report: Report) -> None:
     if checkpoint is None:
         return
     done = int(checkpoint.name)
-    if not (missing := _missing_steps(run, lines, done)):
+    if not (missing := _steps_to_recover(run, lines, done)):
         return
     try:
         sent = tracking.read_sent_metrics(run) if run.run_id is not None else []
@@ -36,7 +36,7 @@ def recover_metrics(run: Run, report: Report) -> None:
     ]
     lines = sorted([*lines, *restored], key=lambda line: (line["step"], line["time"]))
     write_metrics(run.metrics_file, lines)
-    left = _missing_steps(run, lines, done)
+    left = _steps_to_recover(run, lines, done)
     if len(left) < len(missing):
         report(f"{run.metrics_file}: restored {len(missing) - len(left)} steps from MLflow")
     if left:
@@ -46,7 +46,7 @@ def recover_metrics(run: Run, report: Report) -> None:
         )
 
 
-def _missing_steps(run: Run, lines: list[dict[str, Any]], done: int) -> list[int]:
+def _steps_to_recover(run: Run, lines: list[dict[str, Any]], done: int) -> list[int]:
     """Return the steps up to `done` whose losses should have been logged, but are not there."""
     every = run.training.get("log_every", 1)
     logged = {line["step"] for line in lines if "loss" in line["metrics"]}

@@ -28,7 +28,7 @@ def rate(training: TrainingConfig, stage: Stage, step: int, steps: int) -> float
     return peak * factor
 
 
-def dropout_factor(training: TrainingConfig, step: int, steps: int) -> float:
+def scheduled_dropout_factor(training: TrainingConfig, step: int, steps: int) -> float:
     """Return the factor of all dropout rates in update number `step` (from 0) of `steps`."""
     decay = training.dropout_decay_share * steps
     return min(1.0, (steps - 1 - step) / decay) if decay else 1.0
@@ -36,4 +36,6 @@ def dropout_factor(training: TrainingConfig, step: int, steps: int) -> float:
 
 def has_dropout_decayed(training: TrainingConfig, step: int, steps: int) -> bool:
     """Return whether dropout was lower in the last of `step` updates, or does not decay at all."""
-    return not training.dropout_decay_share or dropout_factor(training, step - 1, steps) < 1
+    return (
+        not training.dropout_decay_share or scheduled_dropout_factor(training, step - 1, steps) < 1
+    )

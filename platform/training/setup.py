@@ -36,10 +36,10 @@ from attune.platform.runs.model import (
     VOCABULARY_FILE,
     Model,
     build_model,
-    copy_labeller,
-    find_labeller,
-    label_names,
-    requires_lexicon,
+    copy_model_labeller,
+    find_model_labeller,
+    model_label_names,
+    model_requires_lexicon,
 )
 from attune.platform.runs.record import (
     LATEST,
@@ -57,7 +57,11 @@ from attune.platform.text.subwords import Subwords
 from attune.platform.text.vocabulary import Vocabulary
 from attune.platform.text.word_vectors import load_word_vectors
 from attune.platform.training import engine
-from attune.platform.training.data import check_data, harvest_record, read_split_once
+from attune.platform.training.data import (
+    check_training_data,
+    read_training_split_once,
+    training_harvest_record,
+)
 from attune.platform.training.inputs import write_input_checksums
 from attune.platform.training.settings import TrainingConfig, configure
 
@@ -82,8 +86,8 @@ def new_run(
     """Check all options, then create the run's folder with its vocabulary."""
     config, training = configure(variant, preset, overrides)
     training = dataclasses.replace(training, precision=engine.resolve_precision(training.precision))
-    deepspeed, stage = _read_deepspeed(training, zero)
-    check_zero(find_variant(variant)[0], variant, stage)
+    deepspeed, stage = _set_up_deepspeed(training, zero)
+    check_zero_stage(find_variant(variant)[0], variant, stage)
     first = None if init is None else find_run(init)
     if first is not None and not first.model.is_dir():
         raise UsageError(
@@ -94,13 +98,13 @@ def new_run(
     folder = find_prepared_data(data)
     manifest = read_dataset_manifest(folder)
     requirements = find_variant(variant)[0].requirements_for(config)
-    check_data(find_variant(variant)[0], variant, config, folder)
+    check_training_data(find_variant(variant)[0], variant, config, folder)
     lexicon, lexicon_notice = None, ""
-    if requires_lexicon(requirements):
-        lexicon, lexicon_notice = _load_lexicon(training, requirements, folder)
+    if model_requires_lexicon(requirements):
+        lexicon, lexicon_notice = _set_up_lexicon(training, requirements, folder)
     labeller, labeller_notice = None, ""
     if CONTEXT_LABELS in requirements.columns:
-        labeller, labeller_notice = _find_labeller_run(training, manifest)
+        labeller, labeller_notice = _set_up_labeller(training, manifest)
     data_name = data if data == "bundled" else folder.name
     name = name or new_run_name(variant, data_name)
     check_run_name(name)
@@ -115,7 +119,7 @@ def new_run(
             "name": data_name,
             "folder": str(folder.absolute()),
             "hash": manifest["hash"],
-            **harvest_record(requirements, config),
+            **training_harvest_record(requirements, config),
         },
         seed=seed,
         workers=workers,
@@ -138,14 +142,14 @@ def new_run(
     if first is not None:
         vocabulary = subwords.load_words_or_subwords(first.model / VOCABULARY_FILE)
     else:
-        vocabulary = _build_vocabulary(
+        vocabulary = _set_up_vocabulary(
             find_variant(variant)[0], requirements.tokenizer, training, folder, manifest["hash"]
         )
     vocabulary.save(run.folder / VOCABULARY_FILE)
     if lexicon is not None:
         lexicon.save(run.folder / LEXICON_FILE)
     if labeller is not None:
-        copy_labeller(labeller, run.folder)
+        copy_model_labeller(labeller, run.folder)
     if deepspeed:
         engine.save_deepspeed_settings(deepspeed, run.folder)
     write_input_checksums(run)
@@ -153,7 +157,7 @@ def new_run(
     return run
 
 
-def _read_deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[str, Any], int]:
+def _set_up_deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[str, Any], int]:
     """Return the settings in the DeepSpeed file, and the ZeRO stage from it or from --zero."""
     if training.deepspeed is None:
         return {}, zero or 0
@@ -166,21 +170,21 @@ def _read_deepspeed(training: TrainingConfig, zero: int | None) -> tuple[dict[st
     return settings, stage
 
 
-def _build_vocabulary(
+def _set_up_vocabulary(
     variant: type[Variant], kind: str, training: TrainingConfig, folder: Path, data_hash: str
 ) -> Vocabulary:
     """Return a vocabulary of words or of subwords, as the variant requires."""
     if kind == "words":
-        return _build_word_vocabulary(
+        return _set_up_word_vocabulary(
             folder, data_hash, training.vocabulary, training.min_count, training.vocabulary_size
         )
     if training.tokenizer is not None:
         return Subwords.read_byte_pairs(Path(training.tokenizer))
-    return _learn_subwords(variant, folder, data_hash, training.vocabulary_size or subwords.SIZE)
+    return _set_up_subwords(variant, folder, data_hash, training.vocabulary_size or subwords.SIZE)
 
 
 @functools.lru_cache(4)
-def _build_word_vocabulary(
+def _set_up_word_vocabulary(
     folder: Path, data_hash: str, column: str, min_count: int, max_size: int | None
 ) -> Vocabulary:
     """Return the words of data with this hash; cached for the runs of a sweep."""
@@ -195,17 +199,17 @@ def _build_word_vocabulary(
 
 
 @functools.lru_cache(4)
-def _learn_subwords(variant: type[Variant], folder: Path, data_hash: str, size: int) -> Subwords:
-    samples = read_split_once(variant, folder, "train", data_hash)
+def _set_up_subwords(variant: type[Variant], folder: Path, data_hash: str, size: int) -> Subwords:
+    samples = read_training_split_once(variant, folder, "train", data_hash)
     texts = pl.concat([samples["context_tokens"].explode(), samples["response_tokens"]])
     return Subwords.learn_byte_pairs(texts.drop_nulls().unique(maintain_order=True), size)
 
 
-def _load_lexicon(
+def _set_up_lexicon(
     training: TrainingConfig, requirements: DataRequirements, folder: Path
 ) -> tuple[Lexicon, str]:
     """Return the emotion lexicon, and a notice if it is neither set nor part of the data."""
-    lexicon, notice = _load_words(training.lexicon, folder)
+    lexicon, notice = _set_up_emotion_words(training.lexicon, folder)
     if not requirements.intensity:
         return lexicon, notice
     if training.valence_arousal is not None:
@@ -217,7 +221,7 @@ def _load_lexicon(
     return lexicon, few if notice else ""
 
 
-def _find_labeller_run(
+def _set_up_labeller(
     training: TrainingConfig, manifest: Mapping[str, Any]
 ) -> tuple[Path | None, str]:
     """Return the folder of the model that labels contexts, and a notice if there is none."""
@@ -239,7 +243,7 @@ def _find_labeller_run(
     )
 
 
-def _load_words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
+def _set_up_emotion_words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
     if path is not None:
         return Lexicon.load(Path(path)), ""
     if (folder / LEXICON).is_file():
@@ -251,11 +255,11 @@ def _load_words(path: str | None, folder: Path) -> tuple[Lexicon, str]:
     )
 
 
-def find_resumable(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
+def find_resumable_run(variant: str, name: str | None, asked: Mapping[str, Any]) -> Run | None:
     """Return the run to resume: the one of that name, or the variant's latest unfinished one.
 
     Limits and the number of workers may differ from its record; all else must be the same. The
-    record is not changed: another process may be training the run (`apply_limits`).
+    record is not changed: another process may be training the run (`apply_run_limits`).
     """
     if name is None:
         open_runs = [r for r in all_runs() if r.variant == variant and r.status != "finished"]
@@ -271,7 +275,7 @@ def find_resumable(variant: str, name: str | None, asked: Mapping[str, Any]) -> 
     return run
 
 
-def apply_limits(run: Run, asked: Mapping[str, Any]) -> Run:
+def apply_run_limits(run: Run, asked: Mapping[str, Any]) -> Run:
     """Record the limits and the number of workers that a run is resumed with. The caller holds its
     lock and has read its record since: it may have finished in the meantime."""
     _check_unfinished(run)
@@ -336,7 +340,7 @@ def _check_same_init(run: Run, init: str) -> None:
     )
 
 
-def check_zero(variant: type[Variant], name: str, zero: int) -> None:
+def check_zero_stage(variant: type[Variant], name: str, zero: int) -> None:
     """Refuse ZeRO 3 for variants that use weights outside the forward of the module owning them:
     only there does ZeRO 3 gather them."""
     if zero == 3 and not variant.zero_3:
@@ -346,7 +350,7 @@ def check_zero(variant: type[Variant], name: str, zero: int) -> None:
         )
 
 
-def build_run_model(run: Run) -> Model:
+def set_up_run_model(run: Run) -> Model:
     """Return the model of a run with its initial weights."""
     vocabulary = subwords.load_words_or_subwords(run.folder / VOCABULARY_FILE)
     variant, _ = find_variant(run.variant)
@@ -357,24 +361,24 @@ def build_run_model(run: Run) -> Model:
         else None
     )
     config = override_settings(variant.Config(), run.config)
-    reads = requires_lexicon(variant.requirements_for(config))
+    reads = model_requires_lexicon(variant.requirements_for(config))
     model = build_model(
         run.variant,
         config,
         vocabulary,
-        label_names(variant.requirements),
+        model_label_names(variant.requirements),
         vectors=vectors,
         lexicon=Lexicon.load(run.folder / LEXICON_FILE) if reads else None,
         max_context=training.max_context,
-        labeller=find_labeller(run.folder),
+        labeller=find_model_labeller(run.folder),
         seed=run.seed,
     )
     if run.init is not None:
-        load_initial_weights(model.variant, Path(run.init))
+        set_up_initial_weights(model.variant, Path(run.init))
     return model
 
 
-def load_initial_weights(variant: Variant, folder: Path) -> None:
+def set_up_initial_weights(variant: Variant, folder: Path) -> None:
     """Load those weights of another model that have the same name and shape."""
     initial = load_file(folder / MODEL_WEIGHTS)
     current = variant.state_dict()

@@ -44,10 +44,10 @@ def shared_stage(run: Run, settings: Iterable[str]) -> str | None:
     return order[first] if first >= 0 else None
 
 
-def steps_until(run: Run, stage: str) -> int | None:
+def steps_until_shared_stage(run: Run, stage: str) -> int | None:
     """Return the steps a run had done when a stage ended; None if it has not ended."""
     path = run.stage_model(stage) / checkpoints.TRAIN_STATE
-    return checkpoints.read_state(path.parent).total if path.is_file() else None
+    return checkpoints.read_checkpoint_state(path.parent).total if path.is_file() else None
 
 
 def start_after_shared_stage(run: Run, others: Iterable[Run]) -> Run:
@@ -55,18 +55,18 @@ def start_after_shared_stage(run: Run, others: Iterable[Run]) -> Run:
     candidates = [
         (steps, stage, other)
         for other in others
-        if (stage := _last_common_stage(run, other)) is not None
-        and (steps := steps_until(other, stage)) is not None
+        if (stage := _last_shared_stage(run, other)) is not None
+        and (steps := steps_until_shared_stage(other, stage)) is not None
     ]
     if not candidates:
         return run
     steps, stage, other = max(candidates, key=lambda candidate: candidate[0])
-    _copy_stages(other, run, stage)
+    _copy_shared_stages(other, run, stage)
     write_log(run, f"begins after stage {stage}, at step {steps:,}, with what '{other.name}' did")
     return run.update(shared_steps=steps)
 
 
-def _last_common_stage(run: Run, other: Run) -> str | None:
+def _last_shared_stage(run: Run, other: Run) -> str | None:
     """Return the last stage that is identical in both runs."""
     if run.name == other.name or any(
         getattr(run, key) != getattr(other, key) for key in SHARED_FIELDS
@@ -76,16 +76,16 @@ def _last_common_stage(run: Run, other: Run) -> str | None:
     return shared_stage(run, [key for key in one if one[key] != two.get(key)])
 
 
-def _copy_stages(other: Run, run: Run, last: str) -> None:
+def _copy_shared_stages(other: Run, run: Run, last: str) -> None:
     """Copy models, metrics and checkpoint as of the end of a stage."""
-    state = checkpoints.read_state(other.stage_model(last))
+    state = checkpoints.read_checkpoint_state(other.stage_model(last))
     for stage in other.kept_stages():
-        done = steps_until(other, stage)
+        done = steps_until_shared_stage(other, stage)
         if done is not None and done <= state.total:
             whole = run.stage_model(stage)
             new = whole.with_name(f".{whole.name}.new")
             shutil.copytree(other.stage_model(stage), new)
-            _update_config(new / MODEL_DESCRIPTION, run.config)
+            _update_shared_config(new / MODEL_DESCRIPTION, run.config)
             new.replace(whole)
     lines = read_metrics(other.metrics_file)
     write_metrics(run.metrics_file, [line for line in lines if line["step"] <= state.total])
@@ -99,7 +99,7 @@ def _copy_stages(other: Run, run: Run, last: str) -> None:
     )
 
 
-def _update_config(path: Path, config: dict[str, Any]) -> None:
+def _update_shared_config(path: Path, config: dict[str, Any]) -> None:
     """Write this run's settings into a copied model: those of later stages differ."""
     description = {**json.loads(path.read_text(encoding="utf-8")), "config": config}
     path.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")

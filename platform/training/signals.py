@@ -29,14 +29,14 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {number: signal.signal(number, self._count) for number in SIGNALS}
+        previous = {number: signal.signal(number, self._count_signal) for number in SIGNALS}
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _count(self, number: int, _: FrameType | None) -> None:
+    def _count_signal(self, number: int, _: FrameType | None) -> None:
         self.received.append(number)
 
 

@@ -43,7 +43,7 @@ class LossScale:
         return Batch(tensors=tensors, samples=samples / parts, tokens=tokens / parts)
 
 
-def total_loss(update: Update, terms: Losses) -> Tensor:
+def update_loss(update: Update, terms: Losses) -> Tensor:
     """Return the weighted sum that an update minimises, over the terms computed so far."""
     total = sum(weight * terms[name] for name, weight in update.weights.items() if name in terms)
     assert isinstance(total, Tensor)
@@ -51,7 +51,7 @@ def total_loss(update: Update, terms: Losses) -> Tensor:
 
 
 @contextmanager
-def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
+def train_only_updated(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
     """Freeze all weights but those of `parts`: DeepSpeed is silently wrong or raises otherwise."""
     own = {id(p) for part in parts for p in getattr(variant, part).parameters()}
     frozen = [p for p in variant.parameters() if id(p) not in own and p.requires_grad]
@@ -64,7 +64,7 @@ def trainable_only(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def seed_generators(seed: int) -> None:
+def seed_update(seed: int) -> None:
     """Seed torch. Without CUDA `torch.manual_seed` still records a traceback for it, which takes
     half a millisecond a step."""
     if torch.cuda.is_available():
@@ -73,7 +73,7 @@ def seed_generators(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def step_seed(seed: int, stage: int, step: int, rank: int) -> int:
+def update_seed(seed: int, stage: int, step: int, rank: int) -> int:
     """Return the seed of one worker's random numbers in one step of a stage."""
     words = np.random.SeedSequence([seed, stage, step, rank])
     return int(words.generate_state(1, np.uint64)[0])

@@ -17,11 +17,11 @@ from attune.models.base import (
     Stage,
     Variant,
 )
-from attune.platform.batching.encoding import Columns, Ragged, with_next_turn
+from attune.platform.batching.encoding import Columns, Ragged, encoded_with_next_turn
 from attune.platform.batching.streams import Stream
 from attune.platform.runs.model import Model
 from attune.platform.training.process_group import ProcessGroup
-from attune.platform.training.updates import seed_generators, total_loss
+from attune.platform.training.updates import seed_update, update_loss
 
 VALID_TOKENS = 8192  # in a validation batch
 
@@ -43,20 +43,20 @@ def compute_validation_metrics(
     was_training, reports_perplexity = variant.training, _trains_decoder(variant, stage)
     variant.eval()
     sums = _MetricSums()
-    loss_columns = with_next_turn(columns) if stage.streams[0] == FOLLOWED else columns
-    for batch in _iterate_split(loss_columns, group):
-        seed_generators(int(batch["index"][0]))
+    loss_columns = encoded_with_next_turn(columns) if stage.streams[0] == FOLLOWED else columns
+    for batch in _iterate_valid_batches(loss_columns, group):
+        seed_update(int(batch["index"][0]))
         for update in stage.updates:
             terms = getattr(variant, update.losses)(
                 dict.fromkeys((PAIRED, stage.streams[0]), batch), Progress(fraction=1.0)
             )
             for name, term in terms.items():
                 sums.add(f"valid_{name}", term)
-            sums.add("valid_loss", total_loss(update, terms))
+            sums.add("valid_loss", update_loss(update, terms))
     # If the loss terms are over all samples, the likelihood is already one of them.
     likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
     likelihood_known = loss_columns is columns and likelihood in sums.values
-    for batch in _iterate_split(columns, group):
+    for batch in _iterate_valid_batches(columns, group):
         if reports_perplexity and not likelihood_known:
             assert isinstance(variant, DialogueVariant)
             sums.add("log_likelihood", variant.log_likelihood(batch).sum() / batch.tokens)
@@ -101,7 +101,7 @@ class _MetricSums:
         return dict(zip(names, together.tolist(), strict=True))
 
 
-def _iterate_split(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
+def _iterate_valid_batches(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
     """Yield this worker's batches of a split. Each carries the counts of the whole split as
     divisors, so that the batches' means add up to the mean of the split."""
     stream = Stream(
@@ -114,7 +114,7 @@ def _iterate_split(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
         yield batch.to(group.device)
 
 
-def tokens_per_word_in(model: Model, columns: Columns) -> float:
+def valid_tokens_per_word(model: Model, columns: Columns) -> float:
     """Return the tokens per word of the responses, `<eos>` counted as a word; 1 without any."""
     responses = columns.get("response")
     if not isinstance(responses, Ragged) or not len(responses.values):

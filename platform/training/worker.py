@@ -18,7 +18,7 @@ from attune.platform.core.errors import DataError, ServiceError, UsageError
 from attune.platform.core.logging import JOB
 from attune.platform.runs.record import Run, read_run
 from attune.platform.training import data, engine, setup
-from attune.platform.training.checkpoints import describe_need
+from attune.platform.training.checkpoints import describe_checkpoint_need
 from attune.platform.training.loop import PROBLEM, Export, Training, Watch
 from attune.platform.training.process_group import ProcessGroup
 
@@ -36,7 +36,7 @@ def work(settings: dict[str, Any]) -> None:
     if problem.exists():  # Ray has restarted the workers after an error that would recur
         return
     try:
-        train(run, worker, export=gauges(run))
+        train(run, worker, export=worker_gauges(run))
     except Exception as error:
         is_expected = isinstance(error, UsageError | DataError | ServiceError)
         if worker.world_size > 1 and not is_expected:  # the cause may be another worker's failure
@@ -52,7 +52,7 @@ def work(settings: dict[str, Any]) -> None:
             raise
 
 
-def gauges(run: Run) -> Export:
+def worker_gauges(run: Run) -> Export:
     """Return a function that exports a run's metrics to Prometheus, as `ray_attune_loss` and so
     on, through Ray's own exporter on each machine."""
     from ray.util.metrics import Gauge
@@ -83,10 +83,12 @@ def train(
     limit_kernel_cache()
     engine.init_deepspeed()
     gc.unfreeze()  # a process may train one run after another
-    model = setup.build_run_model(run)
-    streams, valid = data.load_streams(run, model)
+    model = setup.set_up_run_model(run)
+    streams, valid = data.load_training_streams(run, model)
     gc.collect()
     gc.freeze()  # imported objects stay: the collector need not scan them between steps
     training = Training(run, model, streams, valid, worker, watch, export)
-    with explain_full_disk(run.folder, lambda: describe_need(run, training.weights_bytes)):
+    with explain_full_disk(
+        run.folder, lambda: describe_checkpoint_need(run, training.weights_bytes)
+    ):
         return training.run()

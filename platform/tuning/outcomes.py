@@ -114,7 +114,7 @@ def read_result(run: Run) -> dict[str, Any]:
     newest = run.newest_checkpoint()
     if newest is None:
         return {}
-    state = checkpoints.read_state(newest)
+    state = checkpoints.read_checkpoint_state(newest)
     return {
         "steps": state.total,
         "seconds": state.total_seconds,

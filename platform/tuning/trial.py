@@ -28,7 +28,7 @@ from attune.platform.training import checkpoints
 from attune.platform.training.loop import PROBLEM, RESULT
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.settings import configure
-from attune.platform.training.sharing import steps_until
+from attune.platform.training.sharing import steps_until_shared_stage
 from attune.platform.tuning.sweep import FINAL_METRICS
 
 TASK = "task"
@@ -139,7 +139,7 @@ def select_counted(
 
     These are the ones with all of the sweep's metrics, after the `shared` stage.
     """
-    since = 0 if shared is None else steps_until(run, shared)
+    since = 0 if shared is None else steps_until_shared_stage(run, shared)
     wanted = intermediate_metrics(metrics)
     return [
         (step, values)
@@ -225,7 +225,7 @@ def _adopt_checkpoint(run: Run) -> None:
         return
     with checkpoint.as_directory() as folder:
         own = run.newest_checkpoint()
-        if own is not None and checkpoints.is_same(own, Path(folder)):
+        if own is not None and checkpoints.is_same_checkpoint(own, Path(folder)):
             return
         (run.folder / RESULT).unlink(missing_ok=True)
         state = checkpoints.adopt_checkpoint(Path(folder), run.checkpoints)
@@ -236,12 +236,15 @@ def _train_in_process(task: Task, run: Run, reporter: MetricReporter) -> None:
     import ray
     import torch
 
-    from attune.platform.training.worker import gauges, train
+    from attune.platform.training.worker import train, worker_gauges
 
     torch.set_num_threads(max(1, int(task.cores)))
     use_gpu = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
     train(
-        run, ProcessGroup(device=torch.device("cuda" if use_gpu else "cpu")), reporter, gauges(run)
+        run,
+        ProcessGroup(device=torch.device("cuda" if use_gpu else "cpu")),
+        reporter,
+        worker_gauges(run),
     )
 
 
@@ -284,7 +287,7 @@ def follow_metrics(run: Run, thread: threading.Thread) -> Iterator[tuple[int, di
         thread.join(POLL_SECONDS)
         is_alive = thread.is_alive()
         checkpoint_step = _last_checkpoint_step(run)  # before its lines are read
-        for line in follower.read_new():
+        for line in follower.read_new_metrics():
             key = line["step"], is_validation(line["metrics"])
             if line["step"] > done and key not in yielded:
                 pending[key] = line["metrics"]

@@ -21,10 +21,10 @@ from attune.models.decoding import Decoding
 from attune.platform.batching.streams import Stream
 from attune.platform.core.settings import find_variant
 from attune.platform.evaluation.evaluate import answer, score
-from attune.platform.runs.model import read_split
+from attune.platform.runs.model import read_model_split
 from attune.platform.training import setup
-from attune.platform.training.data import load_streams
-from attune.platform.training.updates import total_loss, trainable_only
+from attune.platform.training.data import load_training_streams
+from attune.platform.training.updates import train_only_updated, update_loss
 from tests.golden.preparation import DIALOGUES, ENCODER, INTENTS, RECCON
 
 FOLDER = Path(__file__).parent / "behaviour"
@@ -83,8 +83,8 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         overrides=settings_for(variant_name, folder),
         name=name,
     )
-    model = setup.build_run_model(run)
-    data, _ = load_streams(run, model)
+    model = setup.set_up_run_model(run)
+    data, _ = load_training_streams(run, model)
     streams = {stream: Stream(columns, size=8) for stream, columns in data.items()}
     variant = model.variant
     variant.train()
@@ -94,7 +94,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
             for number, stage in enumerate(variant.stages())
         ]
     }
-    columns = model.columns(read_split(variant, folder / source, "test").head(SAMPLES))
+    columns = model.columns(read_model_split(variant, folder / source, "test").head(SAMPLES))
     measures["scores"] = _scores(variant, columns)
     if isinstance(variant, DialogueVariant):
         tokens = answer(variant, columns, DECODING)
@@ -164,10 +164,10 @@ def _train(variant, stage, number, streams):
         for update in stage.updates:
             for _ in range(update.repeat):
                 batch = {name: next(each).batch for name, each in batches.items()}
-                with trainable_only(variant, stage.players[update.player]):
+                with train_only_updated(variant, stage.players[update.player]):
                     terms = getattr(variant, update.losses)(batch, progress)
                     optimizers[update.player].zero_grad()
-                    total_loss(update, terms).backward()
+                    update_loss(update, terms).backward()
                 norm = torch.nn.utils.clip_grad_norm_(parameters[update.player], math.inf)
                 optimizers[update.player].step()
                 updates.append(

@@ -8,7 +8,7 @@ from attune.models.base import PAIRED, Stage, Update, Variant
 from attune.platform.training import engine
 from attune.platform.training.engine import Engine, Player
 from attune.platform.training.settings import TrainingConfig
-from attune.platform.training.updates import total_loss, trainable_only
+from attune.platform.training.updates import train_only_updated, update_loss
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -61,7 +61,7 @@ def play_rounds(step_of):
         draw = torch.Generator().manual_seed(number)
         inputs = torch.randn(4, 6, generator=draw)
         for update in stage.updates:
-            with trainable_only(variant, stage.players[update.player]):
+            with train_only_updated(variant, stage.players[update.player]):
                 losses.append(step(update, {PAIRED: (inputs, inputs.flip(1))}))
     return torch.tensor(losses)
 
@@ -81,7 +81,7 @@ def plain_torch(variant, stage):
 
     def step(update, batches):
         optimizer = optimizers[update.player]
-        total = total_loss(update, getattr(variant, update.losses)(batches, None))
+        total = update_loss(update, getattr(variant, update.losses)(batches, None))
         optimizer.zero_grad()
         total.backward()
         nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], TOY.gradient_clipping)
@@ -99,7 +99,7 @@ def deepspeed(zero):
         }
 
         def step(update, batches):
-            total = total_loss(update, engines[update.player](update.losses, batches, None))
+            total = update_loss(update, engines[update.player](update.losses, batches, None))
             engines[update.player].backward(total)
             engines[update.player].step(TOY.learning_rate)
             return total.item()

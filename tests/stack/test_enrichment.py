@@ -15,7 +15,11 @@ from attune.platform.data.dataset_folder import (
     read_dataset_samples,
 )
 from attune.platform.enrichment.causes import CAUSE_SHARD_ROWS, cause_probabilities
-from attune.platform.enrichment.classifier import TEXT_KINDS, classify_texts, fit_temperatures
+from attune.platform.enrichment.classifier import (
+    TEXT_KINDS,
+    classify_texts,
+    fit_classifier_temperatures,
+)
 from attune.platform.enrichment.unpaired import TEXT_SHARD_ROWS
 from attune.platform.runs.model import load_model
 from attune.platform.training import setup
@@ -97,7 +101,7 @@ def test_a_classifier_is_trained_and_harvests_a_corpus(prepared, tiny_encoder, t
     assert pairs > 2 * TEXT_SHARD_ROWS  # several tasks
     assert report["streams"]["contexts"]["kept"] == report["streams"]["contexts"]["texts"] == pairs
     samples = read_dataset_samples(prepared, "test").tail(20)
-    assert report["harvest"]["temperature"] == fit_temperatures(run)
+    assert report["harvest"]["temperature"] == fit_classifier_temperatures(run)
     model = load_model(run.model)
     for kind, stream in zip(TEXT_KINDS, UNPAIRED, strict=True):
         actual = read_dataset_samples(out, stream).tail(20)

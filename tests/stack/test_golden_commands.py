@@ -30,7 +30,7 @@ def test_each_structure_of_stages_has_one_run(golden_corpus):
             overrides=behaviour.settings_for(name, golden_corpus),
             name=name,
         )
-        structures[name] = commands.structure(setup.build_run_model(run).variant)
+        structures[name] = commands.structure(setup.set_up_run_model(run).variant)
     assert len({structures[name] for name in commands.STEPS}) == len(commands.STEPS)
     assert {structures[name] for name in commands.STEPS} == set(structures.values())
     assert {path.stem for path in commands.FOLDER.iterdir()} == set(commands.STEPS)

@@ -55,19 +55,19 @@ def begin(prepared):
 @pytest.fixture(autouse=True)
 def few_valid_samples(monkeypatch):
     """Validating on all samples would take most of the time."""
-    real = data.load_streams
+    real = data.load_training_streams
 
     def fewer(run, model):
         streams, _ = real(run, model)
         samples = read_dataset_samples(Path(run.data["folder"]), "valid").head(40)
         return streams, model.columns(samples)
 
-    monkeypatch.setattr(data, "load_streams", fewer)
+    monkeypatch.setattr(data, "load_training_streams", fewer)
 
 
 def train_run(run):
-    model = setup.build_run_model(run)
-    streams, valid = data.load_streams(run, model)
+    model = setup.set_up_run_model(run)
+    streams, valid = data.load_training_streams(run, model)
     return Training(run, model, streams, valid).run()
 
 
@@ -172,7 +172,8 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
             run = begin(name, f"other-{key}", max_steps=steps, **settings, **{key: value})
             assert train_run(run)
             assert (run.stage_model(stage) / MODEL_WEIGHTS).read_bytes() == expected, key
-            assert sharing.steps_until(run, stage) == sharing.steps_until(base, stage)
+            steps = [sharing.steps_until_shared_stage(r, stage) for r in (run, base)]
+            assert steps[0] == steps[1]
 
 
 def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
@@ -184,11 +185,11 @@ def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
     assert train_run(alone)
     run = begin("empdg", "sharing", max_steps=steps, **other)
     run = sharing.start_after_shared_stage(run, [run, first, alone.update(seed=7)])
-    assert run.shared_steps == sharing.steps_until(first, "critics") == 25
+    assert run.shared_steps == sharing.steps_until_shared_stage(first, "critics") == 25
     assert load_model(run.stage_model("generator")).variant.config.generator_steps == 3
     trained = []
-    model = setup.build_run_model(run)
-    streams, valid = data.load_streams(run, model)
+    model = setup.set_up_run_model(run)
+    streams, valid = data.load_training_streams(run, model)
     assert Training(run, model, streams, valid, watch=lambda step, *_: trained.append(step)).run()
     assert min(trained) == 26
     assert_same(run, alone)
@@ -284,8 +285,8 @@ def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     assert train_run(run)
     assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
         == [1, 2]  # fmt: skip
-    model = setup.build_run_model(run)
-    longer = Training(run.update(max_steps=100), model, *data.load_streams(run, model))
+    model = setup.set_up_run_model(run)
+    longer = Training(run.update(max_steps=100), model, *data.load_training_streams(run, model))
     assert [longer.stage_steps(0), longer.stage_steps(1)] == [25, 75]
 
 
@@ -300,7 +301,7 @@ def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
     assert result["steps"] == validations[-1][0] < 60
     assert len([step for step, _ in validations if step > best_step]) == 2
     model = load_model(run.model)
-    _, valid = data.load_streams(run, model)
+    _, valid = data.load_training_streams(run, model)
     [stage] = model.variant.stages()
     metrics = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
     assert metrics["valid_loss"] == pytest.approx(best, rel=1e-6)
@@ -345,7 +346,7 @@ def test_init_takes_over_weights_and_words(begin, prepared):
     second = setup.new_run(
         "multi-trs", data=str(prepared), preset="tiny", max_steps=1, name="second", init="first"
     )
-    initial, loaded = weights(first), setup.build_run_model(second).variant.state_dict()
+    initial, loaded = weights(first), setup.set_up_run_model(second).variant.state_dict()
     shared = set(initial) & set(loaded)
     assert {"embedding.table.weight", "output.bias"} <= shared
     assert all(torch.equal(initial[name], loaded[name]) for name in shared)
@@ -387,8 +388,8 @@ def test_a_game_is_tracked_and_its_result_is_of_its_last_stage(begin):
 def test_perplexity_is_of_all_samples_in_every_stage(begin):
     """Critics learn from answered samples only; what their stage says of valid is of all of it."""
     run = begin("empdg", "whole", max_steps=6)
-    model = setup.build_run_model(run)
-    _, valid = data.load_streams(run, model)
+    model = setup.set_up_run_model(run)
+    _, valid = data.load_training_streams(run, model)
     metrics = [
         compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
         for stage in model.variant.stages()
@@ -426,7 +427,7 @@ def test_without_answers_there_is_nothing_for_critics(tmp_path):
     run = setup.new_run("empdg", data=str(tmp_path / "short"), preset="tiny", name="lonely")
     assert "bundled corpus" in run.notice
     with pytest.raises(DataError, match="none in valid, is answered by the speaker"):
-        data.load_streams(run, setup.build_run_model(run))
+        data.load_training_streams(run, setup.set_up_run_model(run))
 
 
 @pytest.mark.parametrize("multitask", [True, False])
@@ -442,8 +443,8 @@ def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multit
 
 def test_a_watcher_gets_each_validation_after_its_checkpoint_and_may_end_training(begin):
     def train_watched(run, leave_at=0):
-        model = setup.build_run_model(run)
-        streams, valid = data.load_streams(run, model)
+        model = setup.set_up_run_model(run)
+        streams, valid = data.load_training_streams(run, model)
         validations = []
 
         def watch(step, metrics, over):

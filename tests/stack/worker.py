@@ -31,8 +31,8 @@ def work(folder, worker, port, stop_at):
     engine.init_deepspeed()
     assert "mlflow" not in sys.modules  # it would take a worker as long to start again
     run = read_run(folder)
-    model = setup.build_run_model(run)
-    streams, valid = data.load_streams(run, model)
+    model = setup.set_up_run_model(run)
+    streams, valid = data.load_training_streams(run, model)
     training = Stopping(run, model, streams, valid, worker)
     training.stop_at = stop_at
     training.run()

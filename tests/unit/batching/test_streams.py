@@ -62,8 +62,10 @@ def test_resuming_anywhere_gives_the_same_batches(columns, size, by):
 
 def test_resuming_builds_no_earlier_batch(columns, monkeypatch):
     loaded_rows = []
-    real = Stream._load
-    monkeypatch.setattr(Stream, "_load", lambda self, *a: loaded_rows.append(a) or real(self, *a))
+    real = Stream._load_stream_batch
+    monkeypatch.setattr(
+        Stream, "_load_stream_batch", lambda self, *a: loaded_rows.append(a) or real(self, *a)
+    )
     stream = Stream(columns, size=16, prefetch=2)
     next(stream.batches(Position(epoch=5, batch=100)))
     assert len(loaded_rows) <= 4
@@ -119,7 +121,7 @@ def test_an_error_in_the_thread_reaches_the_caller_and_no_thread_is_left(columns
     def broken(*_):
         raise RuntimeError("broken batch")
 
-    monkeypatch.setattr(Stream, "_load", broken)
+    monkeypatch.setattr(Stream, "_load_stream_batch", broken)
     with pytest.raises(RuntimeError, match="broken batch"):
         next(Stream(columns, size=16).batches())
     assert not [t for t in threading.enumerate() if t.name.startswith("batches")]

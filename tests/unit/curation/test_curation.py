@@ -9,7 +9,7 @@ import pytest
 
 from attune.platform.core.errors import DataError, UsageError
 from attune.platform.curation import cleaning, curate, subtitles, turns
-from attune.platform.curation.cleaning import LINE_STEPS, STEPS, Cleaning, select_steps
+from attune.platform.curation.cleaning import LINE_STEPS, STEPS, Cleaning, select_cleaning_steps
 from attune.platform.curation.subtitles import Line
 from attune.platform.data.dataset_folder import (
     MANIFEST,
@@ -57,34 +57,36 @@ def opus(lines, words=False):
 def test_lines_of_opus(tmp_path):
     path = tmp_path / "raw.xml"
     path.write_text(opus([("Who &amp; why?", 1, None), ("Nobody.", None, 2.5), ("Oh.", 3, 4)]))
-    assert subtitles.read(path) == [
+    assert subtitles.read_subtitles(path) == [
         Line(text="Who & why?", start=1.0),
         Line(text="Nobody.", end=2.5),
         Line(text="Oh.", start=3.0, end=4.0),
     ]
     packed = tmp_path / "words.xml.gz"
     packed.write_bytes(gzip.compress(opus([("I 'm here , isn 't it ?", 1, 2)], True).encode()))
-    assert subtitles.read(packed) == [Line(text="I'm here, isn't it?", start=1.0, end=2.0)]
+    assert subtitles.read_subtitles(packed) == [
+        Line(text="I'm here, isn't it?", start=1.0, end=2.0)
+    ]
 
 
 def test_a_sentence_over_several_subtitles_has_the_outer_times(tmp_path):
     path = tmp_path / "a.xml"
     marks = '<time id="T1E" value="00:00:02,000"/><time id="T2S" value="00:00:02,100"/>'
     path.write_text(opus([(f"I said {marks} no.", 1, 3)]))
-    assert subtitles.read(path) == [Line(text="I said no.", start=1.0, end=3.0)]
+    assert subtitles.read_subtitles(path) == [Line(text="I said no.", start=1.0, end=3.0)]
 
 
 def test_lines_of_srt(tmp_path):
     path = tmp_path / "a.srt"
     path.write_bytes(SRT.replace("\n", "\r\n").encode("utf-8-sig"))
-    assert subtitles.read(path) == [
+    assert subtitles.read_subtitles(path) == [
         Line(text="- Where were you?", start=1.0),
         Line(text="- At home, <i>all</i> day long.", end=2.5),
         Line(text="Why do you ask?", start=3.0, end=4.0),
         Line(text="[door slams] Good night.", start=20.5, end=21.0),
     ]
     path.write_bytes("1\n00:00:01,000 --> 00:00:02,000\nIt\x92s a café.\n".encode("latin-1"))
-    assert subtitles.read(path)[0].text == "It\u2019s a café."
+    assert subtitles.read_subtitles(path)[0].text == "It\u2019s a café."
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_lines_of_srt(tmp_path):
 def test_damaged_files_are_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=name):
-        subtitles.read(tmp_path / name)
+        subtitles.read_subtitles(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -161,10 +163,10 @@ def test_steps_of_dialogs():
 
 
 def test_steps_are_selected_by_name():
-    assert select_steps(()) == STEPS
-    assert set(STEPS) - set(select_steps(["lyrics", "english"])) == {"lyrics", "english"}
+    assert select_cleaning_steps(()) == STEPS
+    assert set(STEPS) - set(select_cleaning_steps(["lyrics", "english"])) == {"lyrics", "english"}
     with pytest.raises(UsageError, match="did you mean 'lyrics'"):
-        select_steps(["lyric"])
+        select_cleaning_steps(["lyric"])
     assert all(cleaning.__dict__[step].__doc__ for step in LINE_STEPS)
 
 
@@ -232,7 +234,7 @@ def test_scores_of_a_classifier():
 
 
 def test_no_episode_is_in_two_splits(known):
-    splits = turns._read_pairs(str(known), "auto", "utterances")
+    splits = turns._read_turn_pairs(str(known), "auto", "utterances")
     texts = {split: {pair[0].text for pair in one.pairs} for split, one in splits.items()}
     assert all(texts.values())
     assert sum(len(one.pairs) for one in splits.values()) == 180
@@ -256,7 +258,7 @@ def test_sentences_inside_a_turn_have_the_same_speaker_and_no_times(tmp_path):
     with pytest.raises(UsageError, match="too few lines with known speakers for valid"):
         turns.train(str(tmp_path / "a.jsonl"))
     frame = pl.concat(turns.Source(str(tmp_path / "a.jsonl")).read(Counter()))
-    lines = list(turns._split_into_lines(frame, "sentences"))
+    lines = list(turns._split_turns_into_lines(frame, "sentences"))
     assert lines == [
         (Line(text="I'm here.", start=1.0), "A"),
         (Line(text="Who is it?", end=2.0), "A"),
@@ -376,7 +378,7 @@ def test_films_give_dialogues(films, tmp_path):
     before, after = manifest["statistics"]["cut"], manifest["statistics"]["cleaned"]
     assert (before["dialogs"], before["turns"]) == (5, 13)
     assert (after["dialogs"], after["turns"]) == (3, 7)
-    assert after["tokens"] == sum(map(cleaning.count_tokens, rows["text"]))
+    assert after["tokens"] == sum(map(cleaning.count_tokens_for_cleaning, rows["text"]))
     assert after["tokens_per_dialog"] == pytest.approx(after["tokens"] / 3)
     assert speed["lines_per_second_per_core"] > 0
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attune.models.base import PAIRED, Progress
-from attune.platform.batching.encoding import encoder_columns
+from attune.platform.batching.encoding import encode_for_pretrained
 from attune.platform.core.errors import UsageError
 from attune.platform.data.dataset_folder import (
     read_cause_samples,
@@ -26,7 +26,7 @@ from attune.platform.runs.model import load_model, save_model
 from attune.platform.runs.record import find_run
 from attune.platform.text import encoders
 from attune.platform.training import setup
-from attune.platform.training.data import load_streams
+from attune.platform.training.data import load_training_streams
 from tests.commands import error_of, json_output
 from tests.tasks import interrupted_after, run_in_process
 
@@ -88,7 +88,7 @@ def test_an_annotator_learns_from_utterances_with_causes(tmp_path, monkeypatch, 
     overrides = {"encoder": str(tiny_encoder)}
     data = str(tmp_path / "data")
     run = setup.new_run("cause-annotator", data=data, preset="tiny", overrides=overrides)
-    streams, valid = load_streams(run, setup.build_run_model(run))
+    streams, valid = load_training_streams(run, setup.set_up_run_model(run))
     assert streams["paired"]["turn_roles"].lengths.tolist() == [1, 2, 4]
     assert streams["paired"]["causes"].values.tolist() == [2, 1, 2, 1, 2, 2, 1]
     assert valid["turn_roles"].lengths.tolist() == [1, 2]
@@ -142,7 +142,8 @@ def samples(prepared):
 def test_encoder_columns(encoder, samples):
     row = samples.filter(pl.col("context").list.len() == 3).head(1)
     read = {
-        name: column.pad([0])[0].tolist() for name, column in encoder_columns(encoder, row).items()
+        name: column.pad([0])[0].tolist()
+        for name, column in encode_for_pretrained(encoder, row).items()
     }
     [emotion], *turns = encoder.subwords([row["emotion"][0], *row["context"][0]])
     first, end = encoder.cls_token, encoder.separator
@@ -155,14 +156,14 @@ def test_encoder_columns(encoder, samples):
     assert read["turn_roles"] == [1, 2, 1]
     assert read["causes"] == [1 + cause for cause in row["context_causes"][0]]
     unmarked = row.with_columns(context_causes=pl.lit(None, dtype=SAMPLES["context_causes"]))
-    assert encoder_columns(encoder, unmarked)["causes"].values.tolist() == [0, 0, 0]
+    assert encode_for_pretrained(encoder, unmarked)["causes"].values.tolist() == [0, 0, 0]
 
 
 def test_long_contexts_lose_their_beginning(encoder, build, samples):
     texts = ["now " * 150, "well " * 170, "then " * 50]
     row = samples.filter(pl.col("context").list.len() == 3).head(1)
     row = row.with_columns(context=pl.Series([texts]))
-    read = encoder_columns(encoder, row)
+    read = encode_for_pretrained(encoder, row)
     assert read["subwords"].lengths.tolist() == [encoder.max_length]
     assert set(read["subword_turns"].values.tolist()) == {1, 3, 4}  # the first turn is not seen
     assert (read["subword_turns"].values == 4).sum() == 51
@@ -358,8 +359,8 @@ def test_a_run_applies_its_own_threshold(prepared, unmarked, tmp_path):
 
     def learned(overrides):
         run = setup.new_run("emotion-cause-soft", data=str(out), preset="tiny", overrides=overrides)
-        model = setup.build_run_model(run)
-        streams, valid = load_streams(run, model)
+        model = setup.set_up_run_model(run)
+        streams, valid = load_training_streams(run, model)
         return model, {"train": streams[PAIRED], "valid": valid}
 
     _, by_the_data = learned({})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attune.models.base import Progress
-from attune.platform.batching.encoding import subword_columns
+from attune.platform.batching.encoding import encode_as_subwords
 from attune.platform.batching.streams import Stream
 from attune.platform.core.errors import UsageError
 from attune.platform.data.dataset_folder import read_dataset_samples
@@ -20,7 +20,7 @@ from attune.platform.enrichment.classifier import (
     CALIBRATION_FILE,
     TEXT_KINDS,
     classify_texts,
-    fit_temperatures,
+    fit_classifier_temperatures,
 )
 from attune.platform.evaluation import emotion_metrics, metrics
 from attune.platform.runs.model import load_model, save_model
@@ -37,7 +37,7 @@ def encoder(tiny_encoder):
 
 def test_the_emotion_is_not_an_input(encoder, prepared):
     samples = read_dataset_samples(prepared, "test").head(20)
-    read = subword_columns(encoder, samples)
+    read = encode_as_subwords(encoder, samples)
     for row in (0, 7, 19):
         context, response = samples["context"][row].to_list(), samples["response"][row]
         spoken_by_turn = encoder.subwords(context)
@@ -49,7 +49,7 @@ def test_the_emotion_is_not_an_input(encoder, prepared):
         expected = [encoder.cls_token, *alone, encoder.separator]
         assert read["response_subwords"].pad(np.array([row]))[0].tolist() == expected
     other = samples.with_columns(emotion=pl.lit("proud"))
-    again = subword_columns(encoder, other)
+    again = encode_as_subwords(encoder, other)
     assert all((again[name].values == column.values).all() for name, column in read.items())
 
 
@@ -59,14 +59,14 @@ def test_long_texts_lose_their_beginning_and_missing_ones_are_empty(encoder, pre
         context=pl.Series([["now " * 150, "then " * 150]]),
         response=pl.lit(None, dtype=pl.String),
     )
-    read = subword_columns(encoder, samples)
+    read = encode_as_subwords(encoder, samples)
     assert read["context_subwords"].lengths.tolist() == [encoder.max_length]
     numbers = read["context_subwords"].values.tolist()
     [[now], [then]] = encoder.subwords(["now", "then"])
     assert (numbers[0], numbers[-1]) == (encoder.cls_token, encoder.separator)
     assert (numbers.count(then), numbers.count(now)) == (150, encoder.max_length - 153)
     assert read["response_subwords"].lengths.tolist() == [0]
-    unpaired = subword_columns(encoder, read_dataset_samples(prepared, "unpaired_responses"))
+    unpaired = encode_as_subwords(encoder, read_dataset_samples(prepared, "unpaired_responses"))
     assert set(unpaired["context_subwords"].lengths) == {0}
 
 
@@ -121,9 +121,11 @@ def test_the_temperature_is_recovered():
     honest = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     truth = (honest + draw.gumbel(size=honest.shape)).argmax(axis=1)  # labels drawn from it
     assert calibration.temperature(honest, truth) == pytest.approx(1.0, abs=0.03)
-    boastful = calibration.apply_temperature(honest, 1 / 3)
+    boastful = calibration.apply_calibration_temperature(honest, 1 / 3)
     assert calibration.temperature(boastful, truth) == pytest.approx(3.0, abs=0.1)
-    back = calibration.apply_temperature(boastful, calibration.temperature(boastful, truth))
+    back = calibration.apply_calibration_temperature(
+        boastful, calibration.temperature(boastful, truth)
+    )
     assert calibration.reliability(boastful, truth).error > 0.2
     assert calibration.reliability(back, truth).error < 0.02
     assert (back.argmax(axis=1) == boastful.argmax(axis=1)).all()
@@ -171,7 +173,7 @@ def home(home_with, build, taught):
 @pytest.mark.usefixtures("home")
 def test_temperatures_are_fitted_on_valid_and_kept(prepared, monkeypatch):
     run = find_run("teller")
-    actual = fit_temperatures(run)
+    actual = fit_classifier_temperatures(run)
     model, samples = load_model(run.model), read_dataset_samples(prepared, "valid")
     truth = np.array([EMOTIONS.index(emotion) for emotion in samples["emotion"]])
     for kind in TEXT_KINDS:
@@ -181,7 +183,7 @@ def test_temperatures_are_fitted_on_valid_and_kept(prepared, monkeypatch):
     kept = json.loads((run.model / CALIBRATION_FILE).read_text())
     assert kept == {"temperature": actual, "split": "valid", "samples": samples.height}
     monkeypatch.setattr(classifier, "classify_texts", None)  # not fitted a second time
-    assert fit_temperatures(run) == actual
+    assert fit_classifier_temperatures(run) == actual
 
 
 @pytest.mark.usefixtures("home")
@@ -189,7 +191,7 @@ def test_changed_data_cannot_calibrate():
     run = find_run("teller")
     changed = run.update(data={**run.data, "hash": "other"})
     with pytest.raises(UsageError, match=r"'teller' is not calibrated yet, and .* has changed"):
-        fit_temperatures(changed)
+        fit_classifier_temperatures(changed)
 
 
 @pytest.mark.usefixtures("home")

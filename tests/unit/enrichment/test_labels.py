@@ -22,10 +22,10 @@ from attune.platform.data.samples import extract_utterance_samples
 from attune.platform.enrichment import labels
 from attune.platform.enrichment.classifier import CALIBRATION_FILE
 from attune.platform.enrichment.filters import (
+    filter_dialogues,
+    filtered_label_distribution,
     keep_emotional,
-    label_distribution,
     read_emotionality,
-    select_dialogues,
 )
 from attune.platform.enrichment.labels import (
     LABEL_SCHEMA,
@@ -33,10 +33,10 @@ from attune.platform.enrichment.labels import (
     label_probabilities,
     label_utterances,
 )
-from attune.platform.runs.model import build_model, label_names, load_model
+from attune.platform.runs.model import build_model, load_model, model_label_names
 from attune.platform.runs.record import find_run
 from attune.platform.training import setup
-from attune.platform.training.data import load_streams, read_training_samples
+from attune.platform.training.data import load_training_streams, read_training_samples
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.validation import compute_validation_metrics
 from tests.commands import error_of, json_output
@@ -84,7 +84,7 @@ def build(vocabulary, tiny_encoder):
         requirements = find_variant(name)[0].requirements
         overrides = {requirements.encoder: str(tiny_encoder)} if requirements.encoder else {}
         config = settings.configure(name, "tiny", overrides)[0]
-        return build_model(name, config, vocabulary, label_names(requirements))
+        return build_model(name, config, vocabulary, model_label_names(requirements))
 
     return make
 
@@ -140,10 +140,10 @@ def test_empathetic_intents_train_a_classifier(tmp_path, monkeypatch, tiny_encod
         "intent-classifier", data=str(tmp_path / "data"), preset="tiny",
         overrides={"encoder": str(tiny_encoder)},
     )  # fmt: skip
-    model = setup.build_run_model(run)
+    model = setup.set_up_run_model(run)
     assert model.variant.data_info.emotions == LABELS
     assert model.variant.output.out_features == 41
-    streams, valid = load_streams(run, model)
+    streams, valid = load_training_streams(run, model)
     assert streams["paired"]["emotion"].tolist() == [17, 38, 40]
     [stage] = model.variant.stages()
     actual = compute_validation_metrics(model.variant, stage, valid, ProcessGroup())
@@ -253,7 +253,7 @@ def test_emotionality_is_the_share_of_the_32(output):
         assert emotional == pytest.approx(np.mean(shares), abs=1e-6)
         assert count == len(shares)
         assert label == LABELS[int(np.argmax(own["probabilities"][-1].to_numpy()))]
-    shares = label_distribution(actual, list(LABELS))
+    shares = filtered_label_distribution(actual, list(LABELS))
     assert list(shares) == list(LABELS)
     assert sum(shares.values()) == pytest.approx(1)
 
@@ -261,7 +261,7 @@ def test_emotionality_is_the_share_of_the_32(output):
 def test_the_most_emotional_dialogues_are_selected(output, data, tmp_path):
     out, _ = output
     every = read_emotionality(out)
-    manifest, chosen = select_dialogues(out, tmp_path / "top", top=7)
+    manifest, chosen = filter_dialogues(out, tmp_path / "top", top=7)
     assert chosen.equals(every.head(7))
     kept = paired(tmp_path / "top")
     assert set(kept["conversation_id"]) == set(chosen["conversation_id"])
@@ -272,13 +272,13 @@ def test_the_most_emotional_dialogues_are_selected(output, data, tmp_path):
     statistics = manifest["statistics"]
     assert (statistics["dialogs"], statistics["turns"]) == (7, rows.height)
     least = float(every["emotionality"][6])
-    same, _ = select_dialogues(out, tmp_path / "from", threshold=least)
+    same, _ = filter_dialogues(out, tmp_path / "from", threshold=least)
     assert same["hash"] == manifest["hash"]
-    select_dialogues(out, tmp_path / "rest", top=7, rest=True)
+    filter_dialogues(out, tmp_path / "rest", top=7, rest=True)
     assert paired(tmp_path / "rest").equals(paired(out).filter(~wanted))
     with pytest.raises(UsageError, match="--rest: no dialogue is left"):
-        select_dialogues(out, tmp_path / "x", top=1000, rest=True)
-    whole, _ = select_dialogues(out, tmp_path / "all", top=1000)
+        filter_dialogues(out, tmp_path / "x", top=1000, rest=True)
+    whole, _ = filter_dialogues(out, tmp_path / "all", top=1000)
     assert pl.read_parquet(tmp_path / "all" / "tokens.parquet").equals(
         pl.read_parquet(data / "tokens.parquet")
     )
@@ -313,11 +313,11 @@ def test_select_rejects_wrong_input(output, data, tmp_path):
     out, _ = output
     for options in ({}, {"top": 3, "threshold": 0.5}):
         with pytest.raises(UsageError, match="either --top N or --threshold T, not both"):
-            select_dialogues(out, tmp_path / "x", **options)
+            filter_dialogues(out, tmp_path / "x", **options)
     with pytest.raises(UsageError, match=r"--threshold 1\.5: no dialogue is that emotional"):
-        select_dialogues(out, tmp_path / "x", threshold=1.5)
+        filter_dialogues(out, tmp_path / "x", threshold=1.5)
     with pytest.raises(UsageError, match="has no labels of utterances"):
-        select_dialogues(data, tmp_path / "x", top=3)
+        filter_dialogues(data, tmp_path / "x", top=3)
 
 
 @pytest.mark.usefixtures("home", "here")

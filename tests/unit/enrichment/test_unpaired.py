@@ -31,13 +31,13 @@ from attune.platform.enrichment.unpaired import (
     HARVESTED,
     UNPAIRED_FILES,
     count_unpaired,
-    harvest_texts,
+    harvest_unpaired_texts,
     read_unpaired,
 )
 from attune.platform.runs.model import Model, load_model
 from attune.platform.runs.record import find_run
 from attune.platform.training import setup
-from attune.platform.training.data import load_streams
+from attune.platform.training.data import load_training_streams
 from attune.platform.training.process_group import ProcessGroup
 from attune.platform.training.validation import compute_validation_metrics
 from tests.commands import error_of, json_output
@@ -113,7 +113,7 @@ def dialogues(path, count=10):
 def harvested(home, here, tmp_path):  # noqa: ARG001
     source = dialogues(tmp_path / "reddit.jsonl")
     out = tmp_path / "harvest"
-    return out, harvest_texts(find_run("teller"), [source], out)
+    return out, harvest_unpaired_texts(find_run("teller"), [source], out)
 
 
 def test_texts_have_the_classifiers_emotions(harvested, tmp_path):
@@ -129,7 +129,7 @@ def test_texts_have_the_classifiers_emotions(harvested, tmp_path):
         assert actual.schema == HARVESTED
         assert actual[kind].to_list() == pairs[kind].to_list()
         raw = classify_texts(model, pairs, kind)
-        sure = np.exp(calibration.apply_temperature(raw, temperature[kind])).max(axis=1)
+        sure = np.exp(calibration.apply_calibration_temperature(raw, temperature[kind])).max(axis=1)
         assert actual["probability"].to_numpy() == pytest.approx(sure, abs=1e-5)
         emotions = [model.variant.data_info.emotions[n] for n in raw.argmax(axis=1)]
         assert actual["emotion"].to_list() == emotions
@@ -152,7 +152,7 @@ def test_texts_have_the_classifiers_emotions(harvested, tmp_path):
 def test_short_texts_are_left_out(tmp_path):
     source = dialogues(tmp_path / "own.jsonl", 2)
     out = tmp_path / "out"
-    harvest_texts(find_run("teller"), [source], out, min_length=9)
+    harvest_unpaired_texts(find_run("teller"), [source], out, min_length=9)
     lengths = {
         "unpaired_contexts": pl.col("context_tokens").list.join(" ").str.split(" ").list.len(),
         "unpaired_responses": pl.col("response_tokens").str.split(" ").list.len(),
@@ -164,7 +164,7 @@ def test_short_texts_are_left_out(tmp_path):
         counts[stream] = len(actual)
     assert counts == {"unpaired_contexts": 2, "unpaired_responses": 2}
     with pytest.raises(DataError, match="no text of the sources has 1000 tokens"):
-        harvest_texts(find_run("teller"), [source], tmp_path / "no", min_length=1000)
+        harvest_unpaired_texts(find_run("teller"), [source], tmp_path / "no", min_length=1000)
 
 
 def test_probabilities_must_exceed_the_threshold(harvested):
@@ -197,7 +197,7 @@ def test_the_command(call, here, tmp_path, monkeypatch):
     done = len(here)
     assert done == 2 * sum(-(-n // 4) for n in split_sizes(source, tmp_path))
     # Another threshold looks at what is there.
-    monkeypatch.setattr(unpaired, "classify_shard", None)
+    monkeypatch.setattr(unpaired, "classify_unpaired_shard", None)
     again = json_output(call(*command, "--threshold", "0.999", "--json"))
     assert again["hash"] == replies["hash"]
     assert again["streams"]["contexts"]["kept"] < 20
@@ -215,16 +215,16 @@ def test_an_interrupted_harvest_is_resumed(here, tmp_path, monkeypatch):
     source = dialogues(tmp_path / "own.jsonl")
 
     with interrupted_after(2):
-        harvest_texts(run, [source], out)
+        harvest_unpaired_texts(run, [source], out)
     assert not out.exists()
     monkeypatch.setattr(unpaired, "prepare", None)  # the source is not read again
     first, counts, totals = here[:], [], []
-    harvest_texts(run, [source], out, total=totals.append, progress=counts.append)
+    harvest_unpaired_texts(run, [source], out, total=totals.append, progress=counts.append)
     assert len(first) == 2
     assert not set(first) & set(here[2:])
     assert sum(counts) == sum(totals) == 40
     monkeypatch.setattr(unpaired, "prepare", prepare)
-    whole = harvest_texts(run, [source], tmp_path / "whole")
+    whole = harvest_unpaired_texts(run, [source], tmp_path / "whole")
     assert whole["hash"] == read_dataset_manifest(out)["hash"]
     assert whole["contents"] == read_dataset_manifest(out)["contents"]
 
@@ -234,10 +234,10 @@ def test_several_sources_and_prepared_ones(tmp_path):
     run = find_run("teller")
     one, other = dialogues(tmp_path / "a.jsonl", 3), dialogues(tmp_path / "b.jsonl", 2)
     prepare(other, tmp_path / "b")
-    output = harvest_texts(run, [one, str(tmp_path / "b")], tmp_path / "both")
+    output = harvest_unpaired_texts(run, [one, str(tmp_path / "b")], tmp_path / "both")
     assert output["splits"]["unpaired_responses"]["samples"] == 10
     assert output["rejected"]["rows"] == 2
-    alone = harvest_texts(run, [other], tmp_path / "alone")
+    alone = harvest_unpaired_texts(run, [other], tmp_path / "alone")
     texts = read_dataset_samples(tmp_path / "both", "unpaired_contexts")
     expected = read_dataset_samples(tmp_path / "alone", "unpaired_contexts")
     assert texts.tail(4).drop("probability").equals(expected.drop("probability"))
@@ -288,7 +288,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     prepare(source, tmp_path / "prepared")
     monkeypatch.setattr(unpaired.pl, "read_parquet", read)
     monkeypatch.setattr(Model, "columns", columns)
-    harvest_texts(find_run("teller"), [str(tmp_path / "prepared")], tmp_path / "out")
+    harvest_unpaired_texts(find_run("teller"), [str(tmp_path / "prepared")], tmp_path / "out")
     count_unpaired(tmp_path / "out", 0.5)
     assert len(seen) >= 60
     assert max(seen) == 4
@@ -306,8 +306,8 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
     threshold = Threshold("harvest_threshold", value)
     run = begin(prepared, harvest=str(out), harvest_threshold=value)
     assert run.data["harvest"] == {"folder": str(out), "hash": manifest["hash"]}
-    model = setup.build_run_model(run)
-    streams, valid = load_streams(run, model)
+    model = setup.set_up_run_model(run)
+    streams, valid = load_training_streams(run, model)
     assert set(streams) == {PAIRED, CONTEXTS, RESPONSES}
     assert set(streams[CONTEXTS]) == {"index", "context", "context_roles", "emotion"}
     assert set(streams[RESPONSES]) == {"index", "response", "emotion"}
@@ -324,11 +324,11 @@ def test_a_harvest_gives_two_streams(harvested, prepared):
 def test_without_a_harvest_the_unpaired_text_of_the_data_is_used(home, prepared):  # noqa: ARG001
     run = begin(prepared)
     assert "harvest" not in run.data
-    streams, _ = load_streams(run, setup.build_run_model(run))
+    streams, _ = load_training_streams(run, setup.set_up_run_model(run))
     for name, stream in UNPAIRED_FILES.items():
         assert len(streams[name]["index"]) == read_dataset_samples(prepared, stream).height
     paired = begin(prepared, alone=True)
-    assert set(load_streams(paired, setup.build_run_model(paired))[0]) == {PAIRED}
+    assert set(load_training_streams(paired, setup.set_up_run_model(paired))[0]) == {PAIRED}
 
 
 def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path):
@@ -345,22 +345,22 @@ def test_unpaired_text_that_is_missing_or_changed(harvested, prepared, tmp_path)
     with pytest.raises(UsageError, match=r"contains no pairs \(harvest\)"):
         begin(out)
     with pytest.raises(UsageError, match="contains no pairs"):
-        harvest_texts(find_run("teller"), [str(out)], tmp_path / "again")
+        harvest_unpaired_texts(find_run("teller"), [str(out)], tmp_path / "again")
     with pytest.raises(UsageError, match=r"harvest_threshold=1\.0"):
         begin(prepared, harvest=str(out), harvest_threshold=1.0)
     run = begin(prepared, harvest=str(out), harvest_threshold=0.0)
     shutil.rmtree(out)
     dialogues(tmp_path / "reddit.jsonl", 5)
-    harvest_texts(find_run("teller"), [str(tmp_path / "reddit.jsonl")], out)
+    harvest_unpaired_texts(find_run("teller"), [str(tmp_path / "reddit.jsonl")], out)
     with pytest.raises(UsageError, match="has changed since run"):
-        load_streams(run, setup.build_run_model(run))
+        load_training_streams(run, setup.set_up_run_model(run))
 
 
 @pytest.mark.parametrize("name", [CONTEXTS, RESPONSES])
 @pytest.mark.parametrize(("size", "by"), [(16, "samples"), (300, "tokens")])
 def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
     run = begin(prepared)
-    columns = load_streams(run, setup.build_run_model(run))[0][name]
+    columns = load_training_streams(run, setup.set_up_run_model(run))[0][name]
     spoken_by = "context" if name == CONTEXTS else "response"
     ranks = [list(Stream(columns, size=size, by=by, rank=r, world_size=2).epoch(1)) for r in (0, 1)]
     seen = []
@@ -379,8 +379,8 @@ def test_unpaired_batches(home, prepared, name, size, by):  # noqa: ARG001
 
 def test_validation_uses_paired_samples_only(home, prepared):  # noqa: ARG001
     run = begin(prepared)
-    model = setup.build_run_model(run)
-    _, valid = load_streams(run, model)
+    model = setup.set_up_run_model(run)
+    _, valid = load_training_streams(run, model)
     [stage] = model.variant.stages()
     asked = []
     real = model.variant.losses

@@ -12,7 +12,7 @@ from attune.platform.core.errors import DataError, UsageError
 from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.evaluation import answers, metrics, promotion, significance
 from attune.platform.runs.model import save_model
-from attune.platform.runs.record import ALIASES, Run, read_aliases
+from attune.platform.runs.record import ALIASES, Run, read_run_aliases
 
 # The environment that `tracking` sets for MLflow comes first.
 import mlflow  # isort: skip
@@ -133,7 +133,7 @@ def test_significantly_better_run_becomes_champion(new_run, home, monkeypatch, c
     decision = promoted(first)
     assert decision.promoted
     assert "no champion" in decision.reason
-    assert read_aliases() == {first.run_id: "champion"}
+    assert read_run_aliases() == {first.run_id: "champion"}
 
     worse = new_run("worse", -2.9)
     decision = promoted(worse)
@@ -141,7 +141,7 @@ def test_significantly_better_run_becomes_champion(new_run, home, monkeypatch, c
     assert decision.candidate.value == pytest.approx(np.exp(2.9))
     assert decision.champion.value == pytest.approx(np.exp(2.5))
     assert "not better" in decision.reason
-    assert read_aliases() == {first.run_id: "champion", worse.run_id: "candidate"}
+    assert read_run_aliases() == {first.run_id: "champion", worse.run_id: "candidate"}
 
     better = new_run("better", -2.2)
     done = json_output(call("promote", "better", "--json"))

@@ -98,7 +98,7 @@ def test_generated_films_are_subtitles_and_both_numbers_of_workers_are_timed(
         "1": [10.0] * curation.TURNS, "2": [20.0] * curation.TURNS,
     }  # fmt: skip
     assert commands[0][:2] == ("data", "turns")
-    films = subtitles.find(tmp_path / "curation" / "films")
+    films = subtitles.find_subtitles(tmp_path / "curation" / "films")
     for lines in map(subtitles.read, films):
         assert len(lines) == 5
         assert all(line.end - line.start == pytest.approx(2.0) for line in lines)

@@ -5,7 +5,7 @@ import pytest
 from attune.models.labels import LABELS
 from attune.platform.data.dataset_folder import read_dataset_manifest, read_dataset_samples
 from attune.platform.evaluation import control
-from attune.platform.runs.model import copy_labeller, load_model, save_model
+from attune.platform.runs.model import copy_model_labeller, load_model, save_model
 from attune.platform.runs.record import find_run
 from tests.commands import error_of, json_output
 from tests.runs import write_run
@@ -21,7 +21,7 @@ def home(tmp_path, monkeypatch, build, prepared):
     for name, variant in named.items():
         run = write_run(tmp_path / "home", name, variant, data=inputs)
         save_model(build(variant), run.model)
-    copy_labeller(tmp_path / "labeller", find_run("labelled").model)
+    copy_model_labeller(tmp_path / "labeller", find_run("labelled").model)
 
 
 @pytest.mark.usefixtures("home")

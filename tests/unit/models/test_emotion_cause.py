@@ -20,7 +20,7 @@ from attune.platform.serving.responder import Responder
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.training import settings, setup
 from attune.platform.training.process_group import ProcessGroup
-from attune.platform.training.updates import total_loss, trainable_only
+from attune.platform.training.updates import train_only_updated, update_loss
 from attune.platform.training.validation import compute_validation_metrics
 from tests.contract import compute_outputs
 
@@ -121,7 +121,7 @@ def test_joint_loss_is_the_sum_of_all_terms(build, batch):
     [update] = stages_by_name(variant)["joint"].updates
     terms = joint_losses(variant, batch)
     expected = 0.5 * terms["nll"] + 2 * terms["emotion"] + 3 * terms["cause"]  # eq. 7
-    assert torch.allclose(total_loss(update, terms), expected)
+    assert torch.allclose(update_loss(update, terms), expected)
     [update] = stages_by_name(variant)["reasoner"].updates
     assert update.weights == {"emotion": 2.0, "cause": 3.0}
     assert all(weight == 1.0 for weight in build(SOFT).variant.loss_weights().values())
@@ -171,7 +171,7 @@ def test_without_multitask_the_reasoner_is_frozen(build, batch, name):
     embedded = variant.embed(batch)
     assert embedded.gates.equal(variant.embed(batch).gates), "nothing is dropped out or sampled"
     assert variant.reasoner.training
-    total_loss(update, joint_losses(variant, batch)).backward()
+    update_loss(update, joint_losses(variant, batch)).backward()
     assert all(p.grad is None for p in variant.reasoner.parameters())
     assert "reasoner" in stages_by_name(build(name).variant)["joint"].players["model"]
 
@@ -322,7 +322,7 @@ def test_a_run_stores_valence_and_arousal(unlabelled, tmp_path):
     overrides = {"valence_arousal": str(tmp_path / "vad.txt")}
     run = setup.new_run(name, data=str(unlabelled), preset="tiny", overrides=overrides)
     assert not run.notice
-    model = setup.build_run_model(run)
+    model = setup.set_up_run_model(run)
     numbers = model.vocabulary.numbers
     intensity = model.variant.data_info.intensity
     assert intensity[numbers["text"]].item() == pytest.approx(1.2)
@@ -362,10 +362,10 @@ def test_the_reasoner_generalises_to_new_causes(build, prepared):
             for name, c in train.items()
         }
         batch = Batch(tensors=tensors, samples=32, tokens=1.0)
-        with trainable_only(variant, ("reasoner",)):
+        with train_only_updated(variant, ("reasoner",)):
             terms = variant.reasoner_losses({PAIRED: batch}, Progress())
             optimizer.zero_grad()
-            total_loss(stage.updates[0], terms).backward()
+            update_loss(stage.updates[0], terms).backward()
             optimizer.step()
     metrics = compute_validation_metrics(variant, stage, valid, ProcessGroup())
     labels = valid["context_causes"].values

@@ -8,12 +8,12 @@ import torch
 
 from attune.models.base import FOLLOWED, PAIRED, Batch, Progress
 from attune.models.critics import Critic, CriticCondition, EmbeddedUtterance
-from attune.platform.batching.encoding import Ragged, with_next_turn
+from attune.platform.batching.encoding import Ragged, encoded_with_next_turn
 from attune.platform.core.errors import UsageError
 from attune.platform.text.emotion_words import EmotionWords
 from attune.platform.text.lexicons import Lexicon
 from attune.platform.training import settings
-from attune.platform.training.updates import total_loss, trainable_only
+from attune.platform.training.updates import train_only_updated, update_loss
 from tests.contract import list_parameters, select_rows
 
 LEXICON = Lexicon(words=frozenset({"job", "excited"}))
@@ -54,7 +54,7 @@ def test_emotion_words_follow_lab(test_samples, encode_samples, vocabulary):
 
 
 def test_followed_samples_have_a_next_turn(test_columns):
-    answered = with_next_turn(test_columns)
+    answered = encoded_with_next_turn(test_columns)
     count = int((test_columns["next_turn"].lengths > 0).sum())
     assert 0 < len(answered["index"]) == count < len(test_columns["index"])
     rows = answered["index"][:5]
@@ -66,7 +66,7 @@ def test_followed_samples_have_a_next_turn(test_columns):
 def test_the_generator_gets_a_gradient_from_the_critics(build, batch):
     """In the public code the adversarial loss is a Python number, without a gradient."""
     variant = build("empdg").variant
-    with trainable_only(variant, generator_parts(variant)):
+    with train_only_updated(variant, generator_parts(variant)):
         adversarial_losses(variant, batch)["adversarial"].backward()
     for part in ("decoder", "output", "encoder", "emotional_encoder", "signal"):
         grads = [p.grad for p in getattr(variant, part).parameters() if p.grad is not None]
@@ -93,9 +93,9 @@ def test_the_adversarial_loss_changes_the_update(build, batch):
         update = stages_by_name(variant)["adversarial"].updates[1]
         parameters = list_parameters(variant, generator_parts(variant))
         optimizer = torch.optim.SGD(parameters, lr=0.1)
-        with trainable_only(variant, generator_parts(variant)):
+        with train_only_updated(variant, generator_parts(variant)):
             torch.manual_seed(0)
-            total_loss(update, adversarial_losses(variant, batch)).backward()
+            update_loss(update, adversarial_losses(variant, batch)).backward()
             optimizer.step()
         weights[weight] = variant.decoder.layers[0].feed_forward[0].weight.detach().clone()
     assert not torch.equal(weights[1.0], weights[0.0])
@@ -136,10 +136,10 @@ def test_critics_learn_to_separate_gold_from_generated(build, batch):
     optimizer = torch.optim.Adam(variant.critics.parameters(), lr=3e-3)
     history = []
     for _ in range(60):
-        with trainable_only(variant, ("critics",)):
+        with train_only_updated(variant, ("critics",)):
             terms = variant.critic_losses({FOLLOWED: batch}, Progress())
             optimizer.zero_grad()
-            total_loss(update, terms).backward()
+            update_loss(update, terms).backward()
             optimizer.step()
         history.append({name: float(term.detach()) for name, term in terms.items()})
     for name in variant.critics:

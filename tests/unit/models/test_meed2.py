@@ -67,7 +67,7 @@ def test_unusable_tokenizers_are_rejected(tmp_path, tiny_encoder):
 def test_a_run_learns_subwords_of_its_corpus(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     run = setup.new_run("meed2", data=str(prepared), preset="tiny", name="pieces")
-    model = setup.build_run_model(run)
+    model = setup.set_up_run_model(run)
     assert isinstance(model.vocabulary, Subwords)
     assert len(model.vocabulary) == 600
     columns = model.columns(read_dataset_samples(prepared, "valid").head(3))
@@ -190,7 +190,7 @@ def test_contexts_are_labelled_by_the_labeller_saved_with_the_model(
     assert "labeller=RUN" in without.notice
     assert not run.notice
     folder = tmp_path / "moved"
-    save_model(setup.build_run_model(run), folder)
+    save_model(setup.set_up_run_model(run), folder)
     [answer] = Responder(folder).respond([["I lost my keys .", "Oh no !", "Yes ."]])
     labels = answer.explanation.word_labels
     assert set(labels) <= set(LABELS)
@@ -200,7 +200,7 @@ def test_contexts_are_labelled_by_the_labeller_saved_with_the_model(
 def test_notices_of_lexicon_and_labeller_are_both_kept(prepared, tmp_path, monkeypatch):
     """No variant needs both, so one that reads labels is patched to read emotion words as well."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(setup, "requires_lexicon", lambda _: True)
+    monkeypatch.setattr(setup, "model_requires_lexicon", lambda _: True)
     shutil.copytree(prepared, tmp_path / "data")
     (tmp_path / "data" / LEXICON).unlink(missing_ok=True)
     run = setup.new_run("meed2", data=str(tmp_path / "data"), preset="tiny")

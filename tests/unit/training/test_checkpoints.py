@@ -32,7 +32,7 @@ def test_the_two_newest_intact_checkpoints_are_kept(tmp_path):
     (tmp_path / "00000030" / WEIGHTS).unlink()
     write(tmp_path, 40)
     assert names(tmp_path) == [20, 40]
-    assert checkpoints.find_valid(tmp_path, pytest.fail).name == "00000040"
+    assert checkpoints.find_valid_checkpoint(tmp_path, pytest.fail).name == "00000040"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"train_state.json": ""}', "\0\0"])
@@ -41,7 +41,7 @@ def test_damaged_checksums_are_damage(tmp_path, content):
         write(tmp_path, step)
     (tmp_path / "00000020" / CHECKSUMS).write_text(content)
     reported = []
-    assert checkpoints.find_valid(tmp_path, reported.append).name == "00000010"
+    assert checkpoints.find_valid_checkpoint(tmp_path, reported.append).name == "00000010"
     assert "00000020 is damaged (checksums.json" in reported[0]
 
 
@@ -60,10 +60,10 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing_behind(tmp_path):
 def test_space_is_checked_before_a_checkpoint_of_known_size(tmp_path, monkeypatch):
     run = write_run(tmp_path, "mine", "dummy")
     write(run.checkpoints, 10, lambda path: path.write_bytes(bytes(5_000_000)))
-    checkpoints.require_space(run, 0)
+    checkpoints.require_checkpoint_space(run, 0)
     monkeypatch.setattr(checkpoints, "free_disk_bytes", lambda _: 4_000_000)
     with pytest.raises(DiskFullError) as failure:
-        checkpoints.require_space(run, 0)
+        checkpoints.require_checkpoint_space(run, 0)
     message = str(failure.value)
     assert "is full" in message
     assert "a checkpoint of run 'mine' needs 5.0 MB" in message

@@ -8,7 +8,7 @@ import pytest
 
 from attune.models import all_variants
 from attune.platform.training import data, setup
-from attune.platform.training.data import load_streams, read_split_once
+from attune.platform.training.data import load_training_streams, read_training_split_once
 from attune.platform.training.settings import TrainingConfig
 
 ROOT = Path(__file__).parents[3]
@@ -82,10 +82,12 @@ def test_declared_filters_are_settings():
 @pytest.mark.parametrize("variant", ["meed2", "emotion-cause-soft"])
 def test_train_and_valid_are_read_once(prepared, tmp_path, monkeypatch, variant):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    read_split_once.cache_clear()
+    read_training_split_once.cache_clear()
     splits = []
-    real = data.read_split
-    monkeypatch.setattr(data, "read_split", lambda *asked: splits.append(asked[-1]) or real(*asked))
+    real = data.read_model_split
+    monkeypatch.setattr(
+        data, "read_model_split", lambda *asked: splits.append(asked[-1]) or real(*asked)
+    )
     run = setup.new_run(variant, data=str(prepared), preset="tiny")
-    load_streams(run, setup.build_run_model(run))
+    load_training_streams(run, setup.set_up_run_model(run))
     assert sorted(splits) == ["train", "valid"]

@@ -21,7 +21,7 @@ from attune.platform.evaluation import metrics
 from attune.platform.evaluation.evaluate import score
 from attune.platform.training import settings
 from attune.platform.training.schedules import rate
-from attune.platform.training.updates import total_loss, trainable_only
+from attune.platform.training.updates import train_only_updated, update_loss
 from tests.contract import list_parameters, select_likelihood_stages
 
 CHANCE = 1 / len(EMOTIONS)
@@ -41,7 +41,7 @@ def taught(variant, stage, columns, training, *, seed=0):
     stream = Stream(columns, size=training.batch_size, seed=seed)
     steps = training.max_epochs * len(stream.plan(0))
     step = 0
-    with torch.random.fork_rng(), trainable_only(variant, parts):
+    with torch.random.fork_rng(), train_only_updated(variant, parts):
         torch.manual_seed(seed)
         variant.train()
         for epoch in range(training.max_epochs):
@@ -50,7 +50,7 @@ def taught(variant, stage, columns, training, *, seed=0):
                 progress = Progress(step=step, fraction=step / steps)
                 losses = getattr(variant, update.losses)({PAIRED: batch}, progress)
                 optimizer.zero_grad()
-                total_loss(update, losses).backward()
+                update_loss(update, losses).backward()
                 nn.utils.clip_grad_norm_(parameters, training.gradient_clipping)
                 optimizer.step()
                 step += 1

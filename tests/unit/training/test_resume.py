@@ -74,7 +74,7 @@ def test_the_same_run_to_begin_with_may_be_named(call):
         command = ("train", "dummy", "--preset", "tiny", "--name", name)
         json_output(call(*command, "--init", init, "--json"))
         run = find_run(name)
-        save_model(setup.build_run_model(run), run.model)
+        save_model(setup.set_up_run_model(run), run.model)
         for again in ((), ("--init", init)):
             json_output(call(*command, "--resume", *again, "--json"))
 
@@ -128,13 +128,13 @@ def test_a_refused_resume_of_seeds_leaves_their_group_alone(call, monkeypatch):
 @pytest.mark.usefixtures("base_runs")
 def test_a_run_that_finishes_before_it_is_locked_is_not_trained_again(call, monkeypatch):
     json_output(call(*TRAIN, "--json"))
-    find = setup.find_resumable
+    find = setup.find_resumable_run
 
     def find_and_finish(*arguments):
         run = find(*arguments)
         run.update(status="finished")
         return run
 
-    monkeypatch.setattr(setup, "find_resumable", find_and_finish)
+    monkeypatch.setattr(setup, "find_resumable_run", find_and_finish)
     assert "run 'mine' is finished" in error_of(call(*TRAIN, "--resume", "--max-steps", "7"))
     assert find_run("mine").max_steps is None

@@ -11,7 +11,7 @@ from attune.models.base import PAIRED, Progress, Stage
 from attune.platform.training import data, setup
 from attune.platform.training.loop import Training
 from attune.platform.training.process_group import ProcessGroup
-from attune.platform.training.schedules import dropout_factor, has_dropout_decayed, rate
+from attune.platform.training.schedules import has_dropout_decayed, rate, scheduled_dropout_factor
 from attune.platform.training.settings import TrainingConfig
 
 STAGE = Stage(name="train", players={}, updates=())
@@ -43,7 +43,7 @@ def test_a_stage_may_have_its_own_rate_and_schedule():
 
 def test_dropout_decays_to_zero_at_the_end_of_a_stage():
     training = TrainingConfig(dropout_decay_share=0.25)
-    factors = [dropout_factor(training, step, 100) for step in range(100)]
+    factors = [scheduled_dropout_factor(training, step, 100) for step in range(100)]
     assert factors[:75] == [1.0] * 75
     assert factors[75:] == pytest.approx(np.arange(24, -1, -1) / 25)
     assert [has_dropout_decayed(training, step, 100) for step in (75, 76, 99)] == [
@@ -51,7 +51,7 @@ def test_dropout_decays_to_zero_at_the_end_of_a_stage():
         True,
         True,
     ]
-    assert {dropout_factor(TrainingConfig(), step, 100) for step in range(100)} == {1.0}
+    assert {scheduled_dropout_factor(TrainingConfig(), step, 100) for step in range(100)} == {1.0}
     assert has_dropout_decayed(TrainingConfig(), 0, 100)
 
 
@@ -65,9 +65,9 @@ def begin_training(prepared, tmp_path, monkeypatch):
             "dummy", data=str(prepared), preset="tiny", overrides=overrides,
             name=f"{len(list(tmp_path.glob('runs/*')))}",
         )  # fmt: skip
-        model = setup.build_run_model(run)
+        model = setup.set_up_run_model(run)
         group = ProcessGroup(rank=rank, world_size=world_size)
-        return Training(run, model, *data.load_streams(run, model), group)
+        return Training(run, model, *data.load_training_streams(run, model), group)
 
     return begin
 

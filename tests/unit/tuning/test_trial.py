@@ -9,7 +9,7 @@ import pytest
 
 from attune.platform.core.errors import UsageError
 from attune.platform.runs.metrics_file import MetricsFile
-from attune.platform.runs.record import checkpoint_folders
+from attune.platform.runs.record import run_checkpoint_folders
 from attune.platform.training import checkpoints, sharing
 from attune.platform.tuning.trial import (
     VALIDATION,
@@ -39,15 +39,15 @@ def test_member_adopts_another_members_checkpoint(tmp_path):
     )  # fmt: skip
     write_checkpoint(one, state)
     write_checkpoint(other, checkpoints.TrainState(step=60, total=60))
-    [checkpoint] = checkpoint_folders(one)
-    assert not checkpoints.is_same(checkpoint, checkpoint_folders(other)[-1])
+    [checkpoint] = run_checkpoint_folders(one)
+    assert not checkpoints.is_same_checkpoint(checkpoint, run_checkpoint_folders(other)[-1])
     checkpoints.adopt_checkpoint(checkpoint, other)
     problems = []
-    taken = checkpoints.find_valid(other, problems.append)
+    taken = checkpoints.find_valid_checkpoint(other, problems.append)
     assert not problems
     assert [path.name for path in other.iterdir()] == ["00000040"]
     assert (taken / checkpoints.WEIGHTS).read_bytes() == b"weights of 40"
-    now = checkpoints.read_state(taken)
+    now = checkpoints.read_checkpoint_state(taken)
     assert (now.total, now.best, now.best_metrics, now.stage_over) == (40, None, {}, False)
 
 
