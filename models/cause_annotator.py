@@ -148,7 +148,7 @@ class CauseAnnotator(Annotator):
         """Return the cross-entropy, summed over the utterances of a context so that utterances of
         long and short contexts weigh the same, and the accuracy."""
         batch = batches[PAIRED]
-        logits = self.classify_utterances(batch)
+        logits = self.score_causes(batch)
         is_known = (batch["causes"] != UNKNOWN).to(logits)
         is_cause = (batch["causes"] == CAUSE).to(logits)
         loss = F.binary_cross_entropy_with_logits(logits, is_cause, is_known, reduction="sum")
@@ -159,9 +159,9 @@ class CauseAnnotator(Annotator):
     def predict_causes(self, batch: Batch) -> Tensor:
         """Return the probability that each utterance contains the cause, (B, U), 0 for padding."""
         is_padding = batch["turn_roles"] == 0
-        return self.classify_utterances(batch).sigmoid().masked_fill(is_padding, 0.0)
+        return self.score_causes(batch).sigmoid().masked_fill(is_padding, 0.0)
 
-    def classify_utterances(self, batch: Batch) -> Tensor:
+    def score_causes(self, batch: Batch) -> Tensor:
         """Return a logit for each utterance, (B, U), above 0 if it is predicted to contain the
         cause."""
         roles = F.pad(batch["turn_roles"], (1, 0))  # (B, 1 + U), 0 for the emotion
@@ -169,14 +169,14 @@ class CauseAnnotator(Annotator):
         # The emotion has the index -1, before all turns; turns from num_turns on are padding.
         index = torch.arange(-1, batch["turn_roles"].shape[1], device=num_turns.device)
         distance = (num_turns - 1 - index).clamp(0, NUM_DISTANCES - 1)
-        hidden = self.project(self.pool_utterances(batch))
+        hidden = self.project(self.pool_for_causes(batch))
         hidden = hidden + self.roles(roles) + self.distances(distance)  # (B, 1 + U, D)
         is_real = index < num_turns  # (B, 1 + U)
         hidden = self.context_encoder(hidden, is_real[:, None, None, :])
         logits: Tensor = self.output(hidden[:, 1:]).squeeze(-1)
         return logits
 
-    def pool_utterances(self, batch: Batch) -> Tensor:
+    def pool_for_causes(self, batch: Batch) -> Tensor:
         """Return the mean state of the emotion and of each utterance, (B, 1 + U, width of the
         encoder); 0 for utterances that were cut off because the context is too long."""
         states = self.encoder(batch["subwords"])  # (B, T, E)

@@ -60,7 +60,7 @@ class Dummy(DialogueVariant):
         batch = batches[PAIRED]
         return {
             "nll": -self.log_likelihood(batch).sum() / batch.tokens,
-            "emotion": emotion_loss(self.classifier(self._context_mean(batch)), batch),
+            "emotion": emotion_loss(self.classifier(self._dummy_context_mean(batch)), batch),
         }
 
     def log_likelihood(self, batch: Batch) -> Tensor:
@@ -68,24 +68,24 @@ class Dummy(DialogueVariant):
         response = batch["response"]
         start = response.new_full((len(response), 1), self.data_info.specials["<sos>"])
         inputs = torch.cat([start, response[:, :-1]], dim=1)
-        logits = self.output(self.embedding(inputs) + self._context_mean(batch)[:, None])
+        logits = self.output(self.embedding(inputs) + self._dummy_context_mean(batch)[:, None])
         values = logits.log_softmax(dim=-1).gather(2, response[..., None]).squeeze(2)
         return values.masked_fill(response == self.data_info.specials["<pad>"], 0.0)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Predict the emotion."""
-        return {"emotion": self.classifier(self._context_mean(batch)).log_softmax(dim=-1)}
+        return {"emotion": self.classifier(self._dummy_context_mean(batch)).log_softmax(dim=-1)}
 
     def encode(self, batch: Batch, controls: Mapping[str, str] | None = None) -> State:
         """Return the state: the mean of each context's word embeddings."""
-        return {"mean": self._context_mean(batch)}
+        return {"mean": self._dummy_context_mean(batch)}
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits after one more token; the state does not change."""
         logits: Tensor = self.output(self.embedding(tokens) + state["mean"])
         return logits, state
 
-    def _context_mean(self, batch: Batch) -> Tensor:
+    def _dummy_context_mean(self, batch: Batch) -> Tensor:
         """Return the mean word embedding of each context, (B, D)."""
         lengths = (batch["context"] != self.data_info.specials["<pad>"]).sum(dim=1, keepdim=True)
         mean: Tensor = self.embedding(batch["context"]).sum(dim=1) / lengths

@@ -329,7 +329,9 @@ class EmotionCause(Transformer):
         if not self.config.multitask:
             parts = tuple(name for name in parts if name != "reasoner")
         reasoner_update = Update(
-            player="reasoner", losses="reasoner_losses", weights=self._reasoner_weights()
+            player="reasoner",
+            losses="cause_reasoner_losses",
+            weights=self._cause_reasoner_weights(),
         )
         return [
             Stage(
@@ -343,17 +345,17 @@ class EmotionCause(Transformer):
 
     def loss_weights(self) -> dict[str, float]:
         """Return the weights of eq. 7."""
-        reasoner = self._reasoner_weights() if self.config.multitask else {}
+        reasoner = self._cause_reasoner_weights() if self.config.multitask else {}
         return {"nll": self.config.response_weight, **reasoner}
 
-    def _reasoner_weights(self) -> dict[str, float]:
+    def _cause_reasoner_weights(self) -> dict[str, float]:
         """Return the weights of eq. 4."""
         weights = {"emotion": self.config.emotion_weight}
         if self.config.gated_by != "nothing":
             weights["cause"] = self.config.cause_weight
         return weights
 
-    def reasoner_losses(self, batches: Batches, progress: Progress) -> Losses:
+    def cause_reasoner_losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the unweighted terms of eq. 4."""
         batch = batches[PAIRED]
         return self._reasoning_losses(batch, self.reasoner(*self.prepare_context(batch)))
@@ -391,7 +393,7 @@ class EmotionCause(Transformer):
         """Embed context and response, and add the predicted emotion at each position."""
         context, roles = self.prepare_context(batch)
         response, padding = batch["response"], self.data_info.specials["<pad>"]
-        reasoner_output = self._run_reasoner(batch, context)
+        reasoner_output = self._run_cause_reasoner(batch, context)
         emotion = self._embed_emotion(reasoner_output)
         e_context, e_roles, e_response = self.embedding(context, roles, self.shift_right(response))
         return GatedBatch(
@@ -434,7 +436,7 @@ class EmotionCause(Transformer):
             for row, explanation in enumerate(explanations)
         ]
 
-    def _run_reasoner(self, batch: Batch, context: Tensor) -> ReasonerOutput:
+    def _run_cause_reasoner(self, batch: Batch, context: Tensor) -> ReasonerOutput:
         """Apply the reasoner to the generator's context, or, if it is frozen, to the context
         without word dropout."""
         roles = batch["context_roles"]

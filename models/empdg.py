@@ -204,16 +204,16 @@ class Empdg(Transformer):
             name="generator",
             players={"generator": generator},
             updates=(replace(train.updates[0], player="generator"),),
-            streams=(self._likelihood_stream(),),
+            streams=(self._empdg_likelihood_stream(),),
         )
         if not self.config.discriminators:
             return [likelihood]
         critic_update = Update(
-            player="critics", losses="critic_losses", weights=self._critic_weights()
+            player="critics", losses="empdg_critic_losses", weights=self._empdg_critic_weights()
         )
         generator_update = Update(
             player="generator",
-            losses="adversarial_losses",
+            losses="empdg_adversarial_losses",
             weights={**self.loss_weights(), "adversarial": self.config.adversarial_weight},
         )
         critics = Stage(
@@ -242,7 +242,7 @@ class Empdg(Transformer):
             replace(adversarial, share=0.2),
         ]
 
-    def _likelihood_stream(self) -> str:
+    def _empdg_likelihood_stream(self) -> str:
         """Return the stream of the likelihood stage."""
         return PAIRED if self.config.all_samples else FOLLOWED
 
@@ -250,7 +250,7 @@ class Empdg(Transformer):
         """Return the weights of eq. 15."""
         return {"nll": self.config.response_weight, "emotion": self.config.emotion_weight}
 
-    def _critic_weights(self) -> dict[str, float]:
+    def _empdg_critic_weights(self) -> dict[str, float]:
         """Return the weights of eq. 19. The critics maximise the distances."""
         distances = {f"wasserstein_{name}": -1.0 for name in self.critics}
         penalties = {f"penalty_{name}": self.config.penalty_weight for name in self.critics}
@@ -258,12 +258,12 @@ class Empdg(Transformer):
 
     def losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the unweighted terms of eq. 15: response and emotion."""
-        batch = batches[self._likelihood_stream()]
+        batch = batches[self._empdg_likelihood_stream()]
         embedded = self.embed(batch)
         c = self.encode_context(embedded)
-        return self._generator_losses(batch, embedded, c, self.decode(embedded, c))
+        return self._empdg_generator_losses(batch, embedded, c, self.decode(embedded, c))
 
-    def critic_losses(self, batches: Batches, progress: Progress) -> Losses:
+    def empdg_critic_losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the distance and the gradient penalty of each critic (eq. 18-19), and the sum of
         the distances by normalised critics."""
         batch = batches[FOLLOWED]
@@ -274,7 +274,7 @@ class Empdg(Transformer):
             tokens, vectors = self._sample_words(decoded[embedded.response_mask])
         terms: Losses = {}
         distances = []
-        for name, critic, condition in self._conditioned_critics(batch, embedded, c):
+        for name, critic, condition in self._empdg_critics_with_conditions(batch, embedded, c):
             gold = self._embed_gold_response(batch, name)
             generated = self._build_critic_input(embedded.response_mask, tokens, vectors, name)
             difference, gradient_norm = critic.compare(gold, generated, condition)
@@ -283,7 +283,7 @@ class Empdg(Transformer):
             distances.append(normalise_by_gradient(difference, gradient_norm).detach())
         return {**terms, "wasserstein": torch.stack(distances).sum() / batch.samples}
 
-    def adversarial_losses(self, batches: Batches, progress: Progress) -> Losses:
+    def empdg_adversarial_losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the terms of eq. 15 and the negative scores of sampled responses."""
         batch = batches[FOLLOWED]
         embedded = self.embed(batch)
@@ -294,10 +294,10 @@ class Empdg(Transformer):
             critic.normalised_score(
                 self._build_critic_input(mask, tokens, vectors, name), condition
             )
-            for name, critic, condition in self._conditioned_critics(batch, embedded, c)
+            for name, critic, condition in self._empdg_critics_with_conditions(batch, embedded, c)
         ]
         return {
-            **self._generator_losses(batch, embedded, c, decoded),
+            **self._empdg_generator_losses(batch, embedded, c, decoded),
             "adversarial": -torch.stack(scores).sum() / batch.samples,
         }
 
@@ -369,7 +369,7 @@ class Empdg(Transformer):
         length = embedded.context.shape[1]
         is_real = embedded.attention_mask.flatten(1)  # (B, S + E)
         num_words = embedded.response_mask.sum(dim=1) - 1  # without <eos>
-        scores = self._critic_scores(batch, embedded, c)
+        scores = self._empdg_critic_scores(batch, embedded, c)
         explanations = []
         for row, explanation in enumerate(super().explain(batch)):
             rows, mask = weights[row, : num_words[row]], is_real[row]
@@ -392,7 +392,9 @@ class Empdg(Transformer):
             )
         return explanations
 
-    def _critic_scores(self, batch: Batch, embedded: EmbeddedBatch, c: Tensor) -> dict[str, Tensor]:
+    def _empdg_critic_scores(
+        self, batch: Batch, embedded: EmbeddedBatch, c: Tensor
+    ) -> dict[str, Tensor]:
         """Return each critic's score of the responses of the batch, (B,); empty without critics or
         next turns."""
         if not self.config.discriminators or not batch["next_turn"].shape[1]:
@@ -403,10 +405,10 @@ class Empdg(Transformer):
         vectors = self._word_vectors()[tokens]
         return {
             name: critic(self._build_critic_input(mask, tokens, vectors, name), condition)
-            for name, critic, condition in self._conditioned_critics(batch, embedded, c)
+            for name, critic, condition in self._empdg_critics_with_conditions(batch, embedded, c)
         }
 
-    def _generator_losses(
+    def _empdg_generator_losses(
         self, batch: Batch, embedded: EmbeddedBatch, c: Tensor, decoded: Tensor
     ) -> Losses:
         """Return the terms of eq. 15 from C (B, S + E, D) and the decoder's hidden states (B, T,
@@ -471,7 +473,7 @@ class Empdg(Transformer):
         mask = tokens != self.data_info.specials["<pad>"]
         return EmbeddedUtterance(vectors=self._word_vectors()[tokens] * mask[..., None], mask=mask)
 
-    def _conditioned_critics(
+    def _empdg_critics_with_conditions(
         self, batch: Batch, embedded: EmbeddedBatch, c: Tensor
     ) -> Iterator[tuple[str, Critic, CriticCondition]]:
         """Yield the name of each critic, the critic and its condition."""

@@ -172,7 +172,7 @@ class EmoPrepend(Transformer):
         [train] = super().stages()
         parts = tuple(name for name in train.players["model"] if name != "emotion_classifier")
         classifier_update = Update(
-            player="classifier", losses="classifier_losses", weights={"emotion": 1.0}
+            player="classifier", losses="multitask_classifier_losses", weights={"emotion": 1.0}
         )
         return [
             Stage(
@@ -185,7 +185,7 @@ class EmoPrepend(Transformer):
             replace(train, players={"model": parts}, share=0.75),
         ]
 
-    def classifier_losses(self, batches: Batches, progress: Progress) -> Losses:
+    def multitask_classifier_losses(self, batches: Batches, progress: Progress) -> Losses:
         """Return the cross-entropy of the classifier."""
         batch = batches[PAIRED]
         logits = self.emotion_classifier(batch["context"], batch["context_roles"])

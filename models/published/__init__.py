@@ -58,10 +58,10 @@ def find_figures(variant: str, metric: str) -> list[Figure]:
 @cache
 def figures() -> tuple[Figure, ...]:
     """Everything, paper by paper."""
-    return tuple(_read())
+    return tuple(_read_published())
 
 
-def _read() -> Iterator[Figure]:
+def _read_published() -> Iterator[Figure]:
     files = [path for path in resources.files(__name__).iterdir() if path.name.endswith(".json")]
     for path in sorted(files, key=lambda path: path.name):
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -97,7 +97,7 @@ def test_the_loss_of_the_reasoner(build, batch):
     labels[0, 1:4] = -1
     labels[1, 1:] = -1
     relabelled = replace_tensors(batch, context_causes=labels)
-    terms = variant.reasoner_losses({PAIRED: relabelled}, Progress())
+    terms = variant.cause_reasoner_losses({PAIRED: relabelled}, Progress())
     output = variant.reasoner(batch["context"], batch["context_roles"])
     causes, emotions = output.cause_logits.log_softmax(-1), output.emotion_logits.log_softmax(-1)
     cause = emotion = correct = 0.0
@@ -363,7 +363,7 @@ def test_the_reasoner_generalises_to_new_causes(build, prepared):
         }
         batch = Batch(tensors=tensors, samples=32, tokens=1.0)
         with train_only_updated(variant, ("reasoner",)):
-            terms = variant.reasoner_losses({PAIRED: batch}, Progress())
+            terms = variant.cause_reasoner_losses({PAIRED: batch}, Progress())
             optimizer.zero_grad()
             update_loss(stage.updates[0], terms).backward()
             optimizer.step()

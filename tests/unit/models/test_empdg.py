@@ -24,7 +24,7 @@ def stages_by_name(variant):
 
 
 def adversarial_losses(variant, batch):
-    return variant.adversarial_losses({FOLLOWED: batch}, Progress())
+    return variant.empdg_adversarial_losses({FOLLOWED: batch}, Progress())
 
 
 def generator_parts(variant):
@@ -137,7 +137,7 @@ def test_critics_learn_to_separate_gold_from_generated(build, batch):
     history = []
     for _ in range(60):
         with train_only_updated(variant, ("critics",)):
-            terms = variant.critic_losses({FOLLOWED: batch}, Progress())
+            terms = variant.empdg_critic_losses({FOLLOWED: batch}, Progress())
             optimizer.zero_grad()
             update_loss(update, terms).backward()
             optimizer.step()
@@ -211,7 +211,7 @@ def test_critics_depend_on_the_next_turn(build, batch):
     variant = build("empdg").variant.eval()
     other = {**batch.tensors, "next_turn": batch["next_turn"].flip(0)}
     swapped = dataclasses.replace(batch, tensors=other)
-    one, two = (variant.critic_losses({FOLLOWED: b}, Progress()) for b in (batch, swapped))
+    one, two = (variant.empdg_critic_losses({FOLLOWED: b}, Progress()) for b in (batch, swapped))
     assert one["wasserstein_semantic"] != two["wasserstein_semantic"]
     assert one["wasserstein_emotional"] == two["wasserstein_emotional"]
 
