@@ -65,10 +65,10 @@ class Critic(nn.Module):
 
     def forward(self, response: EmbeddedUtterance, condition: CriticCondition) -> Tensor:
         """Return D(d), the score of each response (B,)."""
-        return self._score(
-            self._encode(response),
+        return self._score_states(
+            self._encode_words(response),
             response.mask,
-            self._last_state(condition.feedback),
+            self._encode_feedback(condition.feedback),
             condition.context,
         )
 
@@ -78,14 +78,14 @@ class Critic(nn.Module):
         """Return D(d^P) - D(d^N), and the gradient norm at an interpolation of d^P and d^N, (B,)
         each."""
         gold, generated = _pad_to_longer(gold, generated), _pad_to_longer(generated, gold)
-        d_p, d_n = self._encode(gold), self._encode(generated)  # (B, T, D)
-        d_f = self._last_state(condition.feedback)
-        difference = self._score(d_p, gold.mask, d_f, condition.context) - self._score(
-            d_n, generated.mask, d_f, condition.context
-        )
+        d_p, d_n = self._encode_words(gold), self._encode_words(generated)  # (B, T, D)
+        d_f = self._encode_feedback(condition.feedback)
+        difference = self._score_states(
+            d_p, gold.mask, d_f, condition.context
+        ) - self._score_states(d_n, generated.mask, d_f, condition.context)
         alpha = torch.rand_like(d_p[:, :1, :1]) if self.training else 0.5
         interpolated = alpha * d_n + (1 - alpha) * d_p  # eq. 18
-        gradient_norm = self._gradient_norm(
+        gradient_norm = self._compute_gradient_norm(
             interpolated,
             gold.mask | generated.mask,
             d_f,
@@ -96,35 +96,35 @@ class Critic(nn.Module):
 
     def normalised_score(self, response: EmbeddedUtterance, condition: CriticCondition) -> Tensor:
         """Return D(d), divided by the gradient norm at d if the norm is above 1, (B,)."""
-        states, d_f = self._encode(response), self._last_state(condition.feedback)
-        score = self._score(states, response.mask, d_f, condition.context)
-        gradient_norm = self._gradient_norm(states, response.mask, d_f, condition.context)
+        states, d_f = self._encode_words(response), self._encode_feedback(condition.feedback)
+        score = self._score_states(states, response.mask, d_f, condition.context)
+        gradient_norm = self._compute_gradient_norm(states, response.mask, d_f, condition.context)
         return normalise_by_gradient(score, gradient_norm)
 
-    def _gradient_norm(
+    def _compute_gradient_norm(
         self, states: Tensor, mask: Tensor, d_f: Tensor, context: Tensor,
         *, create_graph: bool = False,
     ) -> Tensor:  # fmt: skip
         """Return the norm of the gradient of the score with respect to the LSTM's states, (B,)."""
         with torch.enable_grad():  # evaluation disables gradients
             states = states.detach().requires_grad_()
-            score = self._score(states, mask, d_f, context)
+            score = self._score_states(states, mask, d_f, context)
             [gradient] = torch.autograd.grad(score.sum(), states, create_graph=create_graph)
         gradient = gradient * mask[..., None]  # padding is not part of the response
         return (gradient.flatten(1).square().sum(dim=1) + EPSILON).sqrt()
 
-    def _encode(self, utterance: EmbeddedUtterance) -> Tensor:
+    def _encode_words(self, utterance: EmbeddedUtterance) -> Tensor:
         """Return the LSTM's states (B, T, D), zero for padding."""
         states, _ = self.lstm(self.scale * utterance.vectors)
         return cast("Tensor", states) * utterance.mask[..., None]
 
-    def _last_state(self, utterance: EmbeddedUtterance) -> Tensor:
+    def _encode_feedback(self, utterance: EmbeddedUtterance) -> Tensor:
         """Return the LSTM's state after the last real token, (B, D)."""
         states, _ = self.lstm(self.scale * utterance.vectors)
         last = utterance.mask.sum(dim=1) - 1
         return cast("Tensor", states)[torch.arange(len(last), device=last.device), last]
 
-    def _score(self, states: Tensor, mask: Tensor, d_f: Tensor, context: Tensor) -> Tensor:
+    def _score_states(self, states: Tensor, mask: Tensor, d_f: Tensor, context: Tensor) -> Tensor:
         """Return the scores (B,) of responses with these LSTM states (B, T, D)."""
         channels = states.transpose(1, 2)  # (B, D, T)
         # ReLU is never negative, so zeros exclude padding from the maximum.

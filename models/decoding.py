@@ -90,11 +90,11 @@ def _decode_stepwise(
     open_rows = torch.arange(len(batch), device=batch["index"].device)
     newest = torch.full_like(open_rows, variant.data_info.specials["<sos>"])
     generated = open_rows.new_zeros((len(open_rows), 0))
-    draws = _uniform_draws(batch["index"], decoding) if decoding.method != "greedy" else None
+    draws = _draw_uniform_numbers(batch["index"], decoding) if decoding.method != "greedy" else None
     end = variant.data_info.specials["<eos>"]
     for step in range(decoding.max_tokens):
         logits, state = variant.next_logits(newest, state)
-        logits = _mask_forbidden(logits, generated, variant, decoding)
+        logits = _mask_forbidden_tokens(logits, generated, variant, decoding)
         if draws is None:
             newest = logits.argmax(dim=-1)
         else:
@@ -110,7 +110,7 @@ def _decode_stepwise(
         yield newest.tolist(), open_rows.tolist()
 
 
-def _mask_forbidden(
+def _mask_forbidden_tokens(
     logits: Tensor, generated: Tensor, variant: DialogueVariant, decoding: Decoding
 ) -> Tensor:
     """Set the logits of special tokens and of tokens that would repeat an n-gram to -inf."""
@@ -127,7 +127,7 @@ def _mask_forbidden(
     return logits
 
 
-def _uniform_draws(index: Tensor, decoding: Decoding) -> Tensor:
+def _draw_uniform_numbers(index: Tensor, decoding: Decoding) -> Tensor:
     """Return uniform draws in [0, 1), (B, max_tokens), that depend on each sample's index and not
     on its batch."""
     rows = [
@@ -201,7 +201,7 @@ def _beam_search(
     newest = torch.full_like(samples, variant.data_info.specials["<sos>"])
     for _ in range(decoding.max_tokens):
         logits, state = variant.next_logits(newest, state)
-        logits = _mask_forbidden(logits, generated, variant, decoding)
+        logits = _mask_forbidden_tokens(logits, generated, variant, decoding)
         # At most `beams` continuations of a hypothesis can be among the best of its sample.
         width = min(beams, logits.shape[1])
         log_probs, continuations = _top_tokens(logits.log_softmax(dim=-1), width)  # (R, width)

@@ -387,9 +387,9 @@ class DualEmp(Transformer):
         [text] = self._embed_texts(tokens)
         encoded = self._encode_text(sampler, text)
         z = self._sample_consensus(encoded.log_posterior)
-        samples = self._generate(sampler, encoded, z.embeddings, max_tokens, greedy=False)
+        samples = self._generate_text(sampler, encoded, z.embeddings, max_tokens, greedy=False)
         # Step 2: reconstruct the text from the counterpart and the consensus.
-        [counterpart] = self._embed_texts(self._add_cls(samples, role))
+        [counterpart] = self._embed_texts(self._prepend_cls(samples, role))
         per_token = _token_weights(batch)
         reconstruction, losses = self._text_nll(
             reconstructor, self._encode_text(reconstructor, counterpart), text, z, per_token
@@ -427,11 +427,11 @@ class DualEmp(Transformer):
         [context] = self._embed_texts(self._context_text(batch))
         encoded = self._encode_text(self.forward_model, context)
         z = self._sample_consensus(encoded.log_posterior)
-        return self._init_state(self.forward_model, encoded, z.embeddings)
+        return self._init_decoder_state(self.forward_model, encoded, z.embeddings)
 
     def next_logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Decode one more token with the forward model."""
-        return self._next_logits(self.forward_model, tokens, state)
+        return self._decode_next_token(self.forward_model, tokens, state)
 
     def explain(self, batch: Batch) -> list[Explanation]:
         """Explain by the emotion, q(z | c) of each state, named by its most likely emotion, and the
@@ -460,7 +460,7 @@ class DualEmp(Transformer):
         encoded = self._encode_text(self.backward_model, response)
         z = self._sample_consensus(encoded.log_posterior).embeddings
         max_tokens = self.config.sampled_context_tokens
-        contexts = self._generate(self.backward_model, encoded, z, max_tokens, greedy=True)
+        contexts = self._generate_text(self.backward_model, encoded, z, max_tokens, greedy=True)
         is_empty = (response.target_mask.sum(dim=1) == 1).tolist()  # only <eos>
         padding = self.data_info.specials["<pad>"]
         rows = zip(contexts, is_empty, strict=True)
@@ -474,9 +474,9 @@ class DualEmp(Transformer):
         """Return the responses of a batch."""
         specials, response = self.data_info.specials, batch["response"]
         is_eos = response == specials["<eos>"]
-        return self._add_cls(response.masked_fill(is_eos, specials["<pad>"])[:, :-1], LISTENER)
+        return self._prepend_cls(response.masked_fill(is_eos, specials["<pad>"])[:, :-1], LISTENER)
 
-    def _add_cls(self, tokens: Tensor, role: str) -> TokenizedText:
+    def _prepend_cls(self, tokens: Tensor, role: str) -> TokenizedText:
         """Return texts with `<cls>`, from tokens (B, S - 1) of a single role."""
         specials = self.data_info.specials
         is_padding = tokens == specials["<pad>"]
@@ -608,7 +608,7 @@ class DualEmp(Transformer):
         return hidden
 
     @torch.no_grad()
-    def _generate(
+    def _generate_text(
         self, direction: Direction, encoded: EncodedText, z: Tensor, max_tokens: int, *,
         greedy: bool,
     ) -> Tensor:  # fmt: skip
@@ -616,14 +616,14 @@ class DualEmp(Transformer):
         `<eos>`."""
         specials = self.data_info.specials
         forbidden = [number for name, number in specials.items() if name != "<eos>"]
-        state = self._init_state(direction, encoded, z)
+        state = self._init_decoder_state(direction, encoded, z)
         newest = torch.full_like(
             encoded.attention_mask[:, 0, 0, 0], specials["<sos>"], dtype=torch.long
         )
         is_open = torch.ones_like(newest, dtype=torch.bool)
         tokens: list[Tensor] = []
         while len(tokens) < max_tokens:
-            logits, state = self._next_logits(direction, newest, state)
+            logits, state = self._decode_next_token(direction, newest, state)
             logits[:, forbidden] = -torch.inf
             if greedy:
                 newest = logits.argmax(dim=1)
@@ -636,12 +636,12 @@ class DualEmp(Transformer):
             tokens.append(newest.masked_fill(~is_open, specials["<pad>"]))
         return torch.stack(tokens, dim=1) if tokens else newest[:, None][:, :0]
 
-    def _init_state(self, direction: Direction, encoded: EncodedText, z: Tensor) -> State:
+    def _init_decoder_state(self, direction: Direction, encoded: EncodedText, z: Tensor) -> State:
         """Return the decoder's state before the first token, with E[z] (B, D) as first input."""
         state = direction.decoder.init_state(encoded.hidden, encoded.attention_mask, z)
         return {**state, "first_input": self.embed_first_input(z)}
 
-    def _next_logits(
+    def _decode_next_token(
         self, direction: Direction, tokens: Tensor, state: State
     ) -> tuple[Tensor, State]:
         """Decode one more token with a direction."""

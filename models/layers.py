@@ -67,15 +67,15 @@ class Positions(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.width = width
-        self.register_buffer("table", self._compute_table(512), persistent=False)
+        self.register_buffer("table", self._compute_encodings(512), persistent=False)
 
     def forward(self, length: int, start: int = 0) -> Tensor:
         """Return the encodings of positions from `start`: (length, D)."""
         if start + length > len(self.table):
-            self.table = self._compute_table(2 * (start + length)).to(self.table)
+            self.table = self._compute_encodings(2 * (start + length)).to(self.table)
         return self.table[start : start + length]
 
-    def _compute_table(self, length: int) -> Tensor:
+    def _compute_encodings(self, length: int) -> Tensor:
         half = math.ceil(self.width / 2)
         rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
         angles = torch.arange(length)[:, None] * rates
@@ -190,7 +190,7 @@ class Attention(nn.Module):
 
     def project_kv(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of the source: (B, H, S, D/H)."""
-        keys, values = self._project(source, self.keys, self.values)
+        keys, values = self._project_to_heads(source, self.keys, self.values)
         return keys, values
 
     def project_qkv(
@@ -199,7 +199,7 @@ class Attention(nn.Module):
         """Return queries, keys and values for self-attention, (B, H, T, D/H), of padded or packed
         hidden states."""
         layers = self.queries, self.keys, self.values
-        queries, keys, values = self._project(hidden, *layers, packing=packing)
+        queries, keys, values = self._project_to_heads(hidden, *layers, packing=packing)
         return queries, keys, values
 
     def cross_attend(
@@ -223,7 +223,7 @@ class Attention(nn.Module):
         """Return the attention weights averaged over heads, (B, T, S), for explanations."""
         return compute_attention_weights(self.project_queries(query), keys, mask).mean(dim=1)
 
-    def _project(
+    def _project_to_heads(
         self, tensor: Tensor, *layers: nn.Linear, packing: Packing | None = None
     ) -> tuple[Tensor, ...]:
         """Apply several layers to one tensor in one matrix product, which is faster for narrow
@@ -350,7 +350,7 @@ class Decoder(nn.Module):
     ) -> dict[str, Any]:
         """Return the state before the first token, which holds the keys and values of the
         source."""
-        layers = [list(layer.project_kv(source, condition)) for layer in self._layers()]
+        layers = [list(layer.project_kv(source, condition)) for layer in self._decoder_layers()]
         return {"source": layers, "mask": mask, "past": [None] * len(layers), "length": 0}
 
     def step(self, embedded: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -368,7 +368,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Decode all positions in parallel, for training: (B, T, D) -> (B, T, D)."""
         hidden = embedded
-        for layer in self._layers():
+        for layer in self._decoder_layers():
             hidden, _ = layer(hidden, layer.project_kv(source, condition), mask)
         normed: Tensor = self.norm(hidden)
         return normed
@@ -376,10 +376,10 @@ class Decoder(nn.Module):
     def attention_weights(self, embedded: Tensor, source: Tensor, mask: Tensor) -> Tensor:
         """Return the cross-attention weights of the last layer, (B, T, S)."""
         hidden = embedded
-        *lower, last = self._layers()
+        *lower, last = self._decoder_layers()
         for layer in lower:
             hidden, _ = layer(hidden, layer.project_kv(source), mask)
         return last.attention_weights(hidden, last.project_kv(source), mask)
 
-    def _layers(self) -> Iterator["DecoderLayer"]:
+    def _decoder_layers(self) -> Iterator["DecoderLayer"]:
         return (layer for layer in self.layers if isinstance(layer, DecoderLayer))

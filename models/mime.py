@@ -312,7 +312,7 @@ class Mime(Transformer):
         settings = {"stochasticity": OFF, "seed": "0", **(controls or {})}
         noise = None
         if settings["stochasticity"] == ON:
-            noise = self._sample_noise(batch["index"], int(settings["seed"]))
+            noise = self._sample_latent_noise(batch["index"], int(settings["seed"]))
         emotion_probs = self.prior_emotions(hidden[:, 0], noise)
         fused, _ = self._fuse_by_predicted_polarity(hidden, embedded, emotion_probs)
         return self.decoder.init_state(fused, _fused_context_mask(embedded))
@@ -367,7 +367,7 @@ class Mime(Transformer):
         temperature = self.config.sampling_temperature
         return sample_gaussian(mean, log_variance, noise, temperature=temperature)
 
-    def _sample_noise(self, index: Tensor, seed: int) -> Tensor:
+    def _sample_latent_noise(self, index: Tensor, seed: int) -> Tensor:
         """Return noise (groups, B, D) that depends on each sample's index and not on its batch."""
         noise = [
             torch.randn(len(self.groups), self.config.width, generator=generator)

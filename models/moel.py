@@ -105,7 +105,9 @@ class ListenerLinear(nn.Module):
         if output.requires_grad:
             output.register_hook(Tensor.contiguous)  # the backward pass needs contiguous gradients
         if self.bias is not None:
-            output = output + self.bias.repeat_interleave(_count_rows(routing.ends) * length, dim=0)
+            output = output + self.bias.repeat_interleave(
+                _count_rows_by_listener(routing.ends) * length, dim=0
+            )
         output = output.unflatten(0, (count, length))
         return output if routing.order is None else output[routing.order.argsort()]
 
@@ -213,10 +215,10 @@ class Moel(MultiTransformer):
 
     def listener_weights(self, emotion_logits: Tensor) -> Tensor:
         """Return the listeners' weights (B, emotions): p over the top emotions, 0 elsewhere."""
-        logits, emotions = emotion_logits.topk(self._num_active(), dim=-1)
+        logits, emotions = emotion_logits.topk(self._num_active_listeners(), dim=-1)
         return torch.zeros_like(emotion_logits).scatter(1, emotions, logits.softmax(dim=-1))
 
-    def _num_active(self) -> int:
+    def _num_active_listeners(self) -> int:
         """Return the number of listeners of a sample with a weight above 0."""
         return min(self.config.top_k or self.listeners.count, self.listeners.count)
 
@@ -266,7 +268,7 @@ class Moel(MultiTransformer):
         embedded = self.embed(batch)
         hidden = self.encode_context(embedded)
         weights, listeners = self.listener_weights(self.classifier(hidden[:, 0])).topk(
-            self._num_active(), dim=-1
+            self._num_active_listeners(), dim=-1
         )
         count = listeners.shape[1]
         routing = Routing.from_listeners(listeners.flatten(), self.listeners.count)
@@ -334,6 +336,6 @@ class Moel(MultiTransformer):
         ]
 
 
-def _count_rows(ends: Tensor) -> Tensor:
+def _count_rows_by_listener(ends: Tensor) -> Tensor:
     """Return the number of rows of each listener, (L,), from `Routing.ends`."""
     return torch.diff(ends, prepend=ends.new_zeros(1))

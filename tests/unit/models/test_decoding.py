@@ -149,10 +149,10 @@ def test_samples_are_determined_by_the_seed(model, batch):
 
 
 def test_sampling_follows_the_probabilities():
-    from attune.models.decoding import _sample_tokens, _uniform_draws
+    from attune.models.decoding import _draw_uniform_numbers, _sample_tokens
 
     logits = torch.tensor([[0.5, 0.3, 0.2, 0.0]]).log().repeat(20_000, 1)
-    draws = _uniform_draws(torch.arange(20_000), Decoding(max_tokens=1))[:, 0]
+    draws = _draw_uniform_numbers(torch.arange(20_000), Decoding(max_tokens=1))[:, 0]
     for decoding, expected in (
         (Decoding(method="topk", top_k=2), [0.625, 0.375, 0, 0]),
         (Decoding(method="nucleus", top_p=0.6), [0.625, 0.375, 0, 0]),

@@ -195,7 +195,7 @@ def test_a_text_is_reconstructed_from_its_counterpart(build, batch, stream, monk
     words = batch["response"][:, :1]
 
     def reconstruct(counterpart):
-        monkeypatch.setattr(variant, "_generate", lambda *_, **__: counterpart)
+        monkeypatch.setattr(variant, "_generate_text", lambda *_, **__: counterpart)
         return variant._unpaired_losses(batch, stream, EARLY)[f"reconstruction_{stream}"]
 
     assert torch.equal(reconstruct(words), reconstruct(words))
@@ -206,7 +206,7 @@ def test_an_eos_that_was_not_sampled_has_no_reward(build):
     variant = build("dual-emp").variant
     padding, word = variant.data_info.specials["<pad>"], len(variant.data_info.specials)
     sampled = torch.tensor([[word, word, word], [word, word, padding]])
-    [text] = variant._embed_texts(variant._add_cls(sampled, LISTENER))
+    [text] = variant._embed_texts(variant._prepend_cls(sampled, LISTENER))
     assert text.target_mask.sum(dim=1).tolist() == [4, 3]
     assert _mask_forced_eos(text, sampled, 3, padding).target_mask.sum(dim=1).tolist() == [3, 3]
     assert _mask_forced_eos(text, sampled, 4, padding) is text
@@ -247,7 +247,7 @@ def test_generated_texts_end(build, batch):
         likely = math.log(variant.data_info.num_tokens) - 1  # as likely as a third of all words
         variant.forward_model.output.bias[variant.data_info.specials["<eos>"]] = likely
     torch.manual_seed(0)
-    tokens = variant._generate(variant.forward_model, encoded, z, 50, greedy=False)
+    tokens = variant._generate_text(variant.forward_model, encoded, z, 50, greedy=False)
     real = tokens != 0
     assert tokens.shape[1] <= 50
     assert not bool(real.all()), "some texts end before others"

@@ -168,15 +168,15 @@ def test_the_gradient_norm_at_the_interpolation():
             vectors=torch.cat([generated.vectors, torch.zeros(1, 1, 6).double()], dim=1),
             mask=torch.tensor([[True, True, True, False]]),
         )
-        middle = (critic._encode(gold) + critic._encode(longer)) / 2
-        feedback, step = critic._last_state(reply), 1e-6
+        middle = (critic._encode_words(gold) + critic._encode_words(longer)) / 2
+        feedback, step = critic._encode_feedback(reply), 1e-6
         gradient = torch.zeros_like(middle)
         for place in range(4):
             for number in range(8):
                 moved = middle.clone()
                 moved[0, place, number] += step
                 scores = [
-                    critic._score(states, gold.mask, feedback, condition.context)
+                    critic._score_states(states, gold.mask, feedback, condition.context)
                     for states in (moved, middle)
                 ]
                 gradient[0, place, number] = (scores[0] - scores[1]) / step

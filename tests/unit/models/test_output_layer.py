@@ -36,13 +36,13 @@ def _compute_loss(layer, smoothing, weights, *, bf16):
 
 def _record_products(monkeypatch):
     dtypes = set()
-    linear = output_layer._linear
+    linear = output_layer._apply_linear
 
     def record(rows, weight, bias=None):
         dtypes.add(rows.dtype)
         return linear(rows, weight, bias)
 
-    monkeypatch.setattr(output_layer, "_linear", record)
+    monkeypatch.setattr(output_layer, "_apply_linear", record)
     return dtypes
 
 
