@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attune.jobs import options
-from attune.jobs.console import Json, console, print_json, progress_bar
+from attune.jobs.console import Json, console, console_progress_bar, print_json
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -18,16 +18,18 @@ app = typer.Typer(
 )
 
 
-def _find_inputs(name: str, data: str, out: Path | None, suffix: str) -> "tuple[Run, Path, Path]":
+def _find_annotation_inputs(
+    name: str, data: str, out: Path | None, suffix: str
+) -> "tuple[Run, Path, Path]":
     """Return the run, the folder of the data, and the folder to write."""
     from attune.platform.data.prepare import find_prepared_data
 
-    run, folder = options.find_trained_run(name), find_prepared_data(data)
+    run, folder = options.parse_run_option(name), find_prepared_data(data)
     return run, folder, out or folder.with_name(f"{folder.name}-{suffix}")
 
 
 @app.command("cause")
-def cause_command(
+def annotate_causes_command(
     name: Annotated[
         str,
         typer.Argument(metavar="RUN", help="A run of `cause-annotator`, by name or MLflow id."),
@@ -55,8 +57,8 @@ def cause_command(
     """
     from attune.platform.enrichment.causes import CAUSE_THRESHOLD, annotate_causes, cause_shares
 
-    run, folder, target = _find_inputs(name, data, out, "causes")
-    with progress_bar("samples", f"{run.name} annotates {folder.name}") as bar:
+    run, folder, target = _find_annotation_inputs(name, data, out, "causes")
+    with console_progress_bar("samples", f"{run.name} annotates {folder.name}") as bar:
         manifest = annotate_causes(
             run,
             folder,
@@ -84,7 +86,7 @@ def cause_command(
 
 
 @app.command("emotions")
-def emotions_command(
+def annotate_emotions_command(
     name: Annotated[
         str,
         typer.Argument(metavar="RUN", help="A run of `intent-classifier`, by name or MLflow id."),
@@ -109,8 +111,8 @@ def emotions_command(
     from attune.platform.enrichment.filters import read_emotionality
     from attune.platform.enrichment.labels import label_utterances
 
-    run, folder, target = _find_inputs(name, data, out, "emotions")
-    with progress_bar("samples", f"{run.name} labels {folder.name}") as bar:
+    run, folder, target = _find_annotation_inputs(name, data, out, "emotions")
+    with console_progress_bar("samples", f"{run.name} labels {folder.name}") as bar:
         manifest = label_utterances(
             run,
             folder,

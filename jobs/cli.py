@@ -118,7 +118,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def cli_options(
     version: Annotated[
         bool,
         typer.Option(
@@ -136,36 +136,36 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         if code == STOPPED:
-            _fail("stopped", STOPPED)
+            _exit_with_cli_error("stopped", STOPPED)
         sys.exit(code)
     except TyperException as error:  # raised by Typer: an unknown command, a missing option
         if message := error.format_message():  # empty if the help was printed
-            _fail(f"{message} (see --help)", error.exit_code)
+            _exit_with_cli_error(f"{message} (see --help)", error.exit_code)
         sys.exit(error.exit_code)
     except UsageError as error:
-        _fail(str(error), 2)
+        _exit_with_cli_error(str(error), 2)
     except (DataError, ServiceError) as error:
-        _fail(str(error), 1)
+        _exit_with_cli_error(str(error), 1)
     except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
         place = Path(getattr(error, "filename", None) or home())
         if is_disk_full(error, place):
-            _fail(describe_full_disk(place), 1)
-        log = _save_traceback()
+            _exit_with_cli_error(describe_full_disk(place), 1)
+        log = _save_cli_traceback()
         if log is None or JOB in os.environ:  # the log may be on another machine
             traceback.print_exc()
         details = "see above" if log is None else f"the traceback is in {log}"
-        _fail(f"{type(error).__name__}: {error}\nThis is a bug; {details}", 1)
+        _exit_with_cli_error(f"{type(error).__name__}: {error}\nThis is a bug; {details}", 1)
 
 
-def _fail(message: str, code: int) -> None:
+def _exit_with_cli_error(message: str, code: int) -> None:
     print(f"attune: {message}", file=sys.stderr)
     sys.exit(code)
 
 
-def _save_traceback() -> Path | None:
+def _save_cli_traceback() -> Path | None:
     """Write the traceback to a file and return its path; None if it cannot be written."""
     text = f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
     for folder in (home() / "logs", Path(tempfile.gettempdir()) / "attune-logs"):

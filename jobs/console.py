@@ -42,7 +42,7 @@ def print_json(content: dict[str, Any]) -> None:
     print(json.dumps(content), flush=True)  # ASCII, whatever the terminal can show
 
 
-def progress(unit: str) -> Progress:
+def console_progress(unit: str) -> Progress:
     """Return a progress bar on stderr, shown only on a terminal; `unit` may name a task's field."""
     return Progress(
         SpinnerColumn(),
@@ -66,9 +66,9 @@ class ProgressBar:
 
 
 @contextmanager
-def progress_bar(unit: str, description: str) -> Iterator[ProgressBar]:
+def console_progress_bar(unit: str, description: str) -> Iterator[ProgressBar]:
     """Show one bar, whose total is known later or never."""
-    with progress(unit) as bars:
+    with console_progress(unit) as bars:
         task = bars.add_task(description, total=None)
         yield ProgressBar(
             total=lambda count: bars.update(task, total=count),
@@ -77,18 +77,18 @@ def progress_bar(unit: str, description: str) -> Iterator[ProgressBar]:
 
 
 @contextmanager
-def evaluation_progress() -> Iterator[Callable[[str, str, int], Callable[[int], None]]]:
+def console_evaluation_progress() -> Iterator[Callable[[str, str, int], Callable[[int], None]]]:
     """Show a bar for each part of an evaluation (`evaluation.evaluate_run.Track`)."""
-    with progress("{task.fields[unit]}") as bars:
+    with console_progress("{task.fields[unit]}") as bars:
 
-        def track(unit: str, description: str, total: int) -> Callable[[int], None]:
+        def track_on_console(unit: str, description: str, total: int) -> Callable[[int], None]:
             return partial(bars.advance, bars.add_task(description, total=total, unit=unit))
 
-        yield track
+        yield track_on_console
 
 
 @contextmanager
-def training_progress(
+def console_training_progress(
     screen: Console, *names: str
 ) -> Iterator[Callable[[str, dict[str, Any]], None]]:
     """Show the log of runs as they train: validation metrics as lines and, on a terminal, a
@@ -109,7 +109,7 @@ def training_progress(
         for name in names
     }
 
-    def show(name: str, line: dict[str, Any]) -> None:
+    def print_on_console(name: str, line: dict[str, Any]) -> None:
         task = tasks[name]
         if "message" in line:
             screen.print(f"{before[name]}{line['message']}", markup=False)
@@ -132,4 +132,4 @@ def training_progress(
             bars.update(task, completed=line["step"], description=f"{losses}  {speed}")
 
     with bars:
-        yield show
+        yield print_on_console

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from attune.jobs.console import Json, console, print_json, progress_bar
+from attune.jobs.console import Json, console, console_progress_bar, print_json
 from attune.jobs.options import Format, OutFolder
 from attune.jobs.tables import table
 from attune.platform.data.sources import AUTO
@@ -45,7 +45,7 @@ def turns(
     """
     from attune.platform.curation import turns
 
-    with progress_bar("", "training the turn classifier"):
+    with console_progress_bar("", "training the turn classifier"):
         classifier = turns.train(source, form, lines, seed)
         classifier.save(out)
     report = classifier.report
@@ -123,7 +123,7 @@ def curate(
     from attune.platform.curation import curate
     from attune.platform.data import dataset_folder
 
-    with progress_bar("files", "curating") as bar:
+    with console_progress_bar("files", "curating") as bar:
         manifest, speed = curate.curate(
             source,
             out,
@@ -135,8 +135,8 @@ def curate(
             progress=bar.advance,
         )
     screen = console(as_json)
-    _show_statistics(screen, manifest["statistics"])
-    _show_steps(screen, manifest["steps"])
+    _print_curation_statistics(screen, manifest["statistics"])
+    _print_curation_steps(screen, manifest["steps"])
     rejected = dataset_folder.summarize_rejects(out, manifest)
     if rejected["rows"]:
         where = rejected["file"]
@@ -195,7 +195,7 @@ def select(
     """
     from attune.platform.enrichment.filters import filter_dialogues
 
-    with progress_bar("samples", "selecting") as bar:
+    with console_progress_bar("samples", "selecting") as bar:
         manifest, chosen = filter_dialogues(
             data,
             out,
@@ -207,7 +207,7 @@ def select(
         )
     spread = chosen["emotionality"].to_numpy()
     screen = console(as_json)
-    _show_statistics(screen, {"the rest" if rest else "selected": manifest["statistics"]})
+    _print_curation_statistics(screen, {"the rest" if rest else "selected": manifest["statistics"]})
     screen.print(f"emotionality from {spread.min():.3f} to {spread.max():.3f}")
     screen.print(f"dialogues: {out} ({manifest['hash'][:12]})", markup=False)
     if as_json:
@@ -226,7 +226,7 @@ def select(
         )
 
 
-def _show_statistics(screen: Console, statistics: dict[str, dict[str, float]]) -> None:
+def _print_curation_statistics(screen: Console, statistics: dict[str, dict[str, float]]) -> None:
     """Print sizes, as in Tables 1 and 2 of Xie and Pu 2021."""
     shown = table("", "", *statistics, numbers=tuple(statistics))
     for row in next(iter(statistics.values())):
@@ -236,7 +236,7 @@ def _show_statistics(screen: Console, statistics: dict[str, dict[str, float]]) -
     screen.print(shown)
 
 
-def _show_steps(screen: Console, steps: dict[str, int]) -> None:
+def _print_curation_steps(screen: Console, steps: dict[str, int]) -> None:
     """Print what each cleaning step changed or dropped."""
     from attune.platform.curation.cleaning import DIALOG_STEPS, LINE_STEPS, TURN_STEPS
 

@@ -9,7 +9,7 @@ from attune.platform.evaluation.figures import draw_curves
 from attune.platform.runs.record import find_run
 
 
-def main(
+def curves_command(
     names: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs to show together.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")],
 ) -> None:
@@ -18,4 +18,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(curves_command)

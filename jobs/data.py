@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attune.jobs import curation, options
-from attune.jobs.console import Json, console, print_json, progress_bar
+from attune.jobs.console import Json, console, console_progress_bar, print_json
 from attune.jobs.options import Format, OutFolder
 from attune.jobs.tables import table
 from attune.platform.core.errors import UsageError
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 
 @app.command("prepare")
-def prepare_command(
+def prepare_data_command(
     source: Annotated[
         str,
         typer.Option(
@@ -62,7 +62,7 @@ def prepare_command(
     """
     from attune.platform.data import dataset_folder, prepare
 
-    with progress_bar("utterances", "preparing") as bar:
+    with console_progress_bar("utterances", "preparing") as bar:
         manifest = prepare.prepare(
             source,
             out,
@@ -72,7 +72,7 @@ def prepare_command(
             overwrite=overwrite,
             progress=bar.advance,
         )
-    _show_counts(console(as_json), out, manifest)
+    _print_data_counts(console(as_json), out, manifest)
     if as_json:
         print_json(
             {
@@ -86,7 +86,7 @@ def prepare_command(
 
 
 @app.command("inspect")
-def inspect_command(
+def inspect_data_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder.")],
     samples: Annotated[int, typer.Option(min=0, help="The number of samples to show.")] = 3,
     seed: Annotated[
@@ -99,11 +99,11 @@ def inspect_command(
 
     report = inspection.inspect(folder, samples=samples, seed=seed)
     screen = console(as_json)
-    _show_counts(screen, folder, dataset_folder.read_dataset_manifest(folder))
-    _show_emotions(screen, report["emotions"])
-    _show_lengths(screen, report["lengths"])
-    _show_vocabulary(screen, report["vocabulary"])
-    _show_samples(screen, report["samples"])
+    _print_data_counts(screen, folder, dataset_folder.read_dataset_manifest(folder))
+    _print_emotion_counts(screen, report["emotions"])
+    _print_data_lengths(screen, report["lengths"])
+    _print_data_vocabulary(screen, report["vocabulary"])
+    _print_data_samples(screen, report["samples"])
     if as_json:
         print_json(report)
 
@@ -114,7 +114,7 @@ app.command("select")(curation.select)
 
 
 @app.command("harvest")
-def harvest_command(
+def harvest_data_command(
     name: Annotated[
         str,
         typer.Argument(metavar="RUN", help="A run of `emotion-classifier`, by name or MLflow id."),
@@ -153,8 +153,8 @@ def harvest_command(
 
     if not 0 <= threshold < 1:
         raise UsageError(f"--threshold: expected a number from 0 to below 1, got {threshold}")
-    run = options.find_trained_run(name)
-    with progress_bar("texts", f"{run.name} classifies") as bar:
+    run = options.parse_run_option(name)
+    with console_progress_bar("texts", f"{run.name} classifies") as bar:
         manifest = harvest_unpaired_texts(
             run,
             source,
@@ -165,8 +165,8 @@ def harvest_command(
         )
     streams = count_unpaired(out, threshold)
     screen = console(as_json)
-    _show_harvest(screen, streams, threshold)
-    _show_rejected(screen, out, manifest)
+    _print_harvested_data(screen, streams, threshold)
+    _print_rejected_data(screen, out, manifest)
     screen.print(f"harvest: {out} ({manifest['hash'][:12]})", markup=False)
     if as_json:
         print_json(
@@ -181,7 +181,7 @@ def harvest_command(
         )
 
 
-def _show_harvest(screen: Console, streams: dict[str, Any], threshold: float) -> None:
+def _print_harvested_data(screen: Console, streams: dict[str, Any], threshold: float) -> None:
     names = tuple(streams)
     title = f"texts whose emotion has a probability above {threshold}"
     shown = table(title, "emotion", *names, numbers=names)
@@ -193,7 +193,7 @@ def _show_harvest(screen: Console, streams: dict[str, Any], threshold: float) ->
     screen.print(shown)
 
 
-def _show_counts(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
+def _print_data_counts(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
     title = escape(f"{folder} ({manifest['format']}, {manifest['hash'][:12]})")
     numbers = ("conversations", "samples")
     shown = table(title, "stream", *numbers, numbers=numbers)
@@ -202,10 +202,10 @@ def _show_counts(screen: Console, folder: Path, manifest: dict[str, Any]) -> Non
     screen.print(shown)
     for reason, count in manifest["tolerated"].items():
         screen.print(f"corrected: {count:,} {reason}", markup=False)
-    _show_rejected(screen, folder, manifest)
+    _print_rejected_data(screen, folder, manifest)
 
 
-def _show_rejected(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
+def _print_rejected_data(screen: Console, folder: Path, manifest: dict[str, Any]) -> None:
     rejected = manifest["rejected"]
     if rejected["rows"]:
         where = folder / rejected["file"]
@@ -214,7 +214,7 @@ def _show_rejected(screen: Console, folder: Path, manifest: dict[str, Any]) -> N
             screen.print(f"  {count:,} x {reason}", markup=False)
 
 
-def _show_emotions(screen: Console, emotions: dict[str, dict[str, int]]) -> None:
+def _print_emotion_counts(screen: Console, emotions: dict[str, dict[str, int]]) -> None:
     if not emotions:
         screen.print("no conversation has an emotion")
         return
@@ -227,7 +227,7 @@ def _show_emotions(screen: Console, emotions: dict[str, dict[str, int]]) -> None
     screen.print(shown)
 
 
-def _show_lengths(screen: Console, lengths: dict[str, dict[str, float]]) -> None:
+def _print_data_lengths(screen: Console, lengths: dict[str, dict[str, float]]) -> None:
     columns = tuple(next(iter(lengths.values())))
     shown = table("lengths in train", "", *columns, numbers=columns)
     for name, row in lengths.items():
@@ -235,14 +235,14 @@ def _show_lengths(screen: Console, lengths: dict[str, dict[str, float]]) -> None
     screen.print(shown)
 
 
-def _show_vocabulary(screen: Console, vocabulary: dict[str, Any]) -> None:
+def _print_data_vocabulary(screen: Console, vocabulary: dict[str, Any]) -> None:
     screen.print(f"{vocabulary['types']:,} distinct tokens in train")
     for split, share in vocabulary["unknown_share"].items():
         if share is not None:
             screen.print(f"  {share:.2%} of the tokens of {split}'s responses are unknown")
 
 
-def _show_samples(screen: Console, samples: list[dict[str, Any]]) -> None:
+def _print_data_samples(screen: Console, samples: list[dict[str, Any]]) -> None:
     for sample in samples:
         name = f"\n{sample['conversation_id']} ({sample['emotion']})"
         screen.print(name, end="", markup=False, style="bold")

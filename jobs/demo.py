@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from attune.jobs.console import Json, console, print_json, training_progress
-from attune.jobs.evaluate import evaluate_and_log
-from attune.jobs.tables import format_metric, table
+from attune.jobs.console import Json, console, console_training_progress, print_json
+from attune.jobs.evaluate import evaluate_as_command
+from attune.jobs.tables import format_table_metric, table
 
 if TYPE_CHECKING:
     from attune.platform.runs.record import Run
@@ -62,17 +62,19 @@ def demo(
     for variant in plan:  # errors before the first run is trained
         configure(variant, preset)
     results = []
-    for run in _train_runs(
-        [_find_or_create_run(variant, preset, max_steps) for variant in plan], max_steps, screen
+    for run in _train_demo_runs(
+        [_find_or_create_demo_run(variant, preset, max_steps) for variant in plan],
+        max_steps,
+        screen,
     ):
         screen.print(f"evaluating {run.name}", markup=False)
-        results.append((run, evaluate_and_log(run, "test")))
-    _show_comparison(screen, results)
+        results.append((run, evaluate_as_command(run, "test")))
+    _print_demo_comparison(screen, results)
     if as_json:
         print_json({"runs": [{"name": run.name, **result} for run, result in results]})
 
 
-def _find_or_create_run(variant: str, preset: str, max_steps: int | None) -> "Run":
+def _find_or_create_demo_run(variant: str, preset: str, max_steps: int | None) -> "Run":
     """Return a new run, or the one of an earlier demo."""
     from attune.platform.runs.record import RUN_RECORD, read_run, runs_folder
     from attune.platform.training import setup
@@ -87,7 +89,7 @@ def _find_or_create_run(variant: str, preset: str, max_steps: int | None) -> "Ru
     return read_run(folder)
 
 
-def _train_runs(runs: "list[Run]", max_steps: int | None, screen: Console) -> "list[Run]":
+def _train_demo_runs(runs: "list[Run]", max_steps: int | None, screen: Console) -> "list[Run]":
     """Train the unfinished runs, one per core: small models gain little from a second core."""
     from attune.platform.runs.lock import lock_runs
     from attune.platform.training import driver
@@ -100,7 +102,7 @@ def _train_runs(runs: "list[Run]", max_steps: int | None, screen: Console) -> "l
             screen.print(f"{run.name} has finished already: {run.folder}", markup=False)
         left = [run.update(max_steps=max_steps) for run in runs if run.name not in finished]
         if left:
-            with training_progress(screen, *(run.name for run in left)) as show:
+            with console_training_progress(screen, *(run.name for run in left)) as show:
                 finished |= {run.name: run for run in driver.train_all(left, show, signals)}
     if any(run.status != "finished" for run in finished.values()):
         screen.print("stopped: resume with the same command")
@@ -108,7 +110,7 @@ def _train_runs(runs: "list[Run]", max_steps: int | None, screen: Console) -> "l
     return [finished[run.name] for run in runs]
 
 
-def _show_comparison(screen: Console, results: "list[tuple[Run, dict[str, Any]]]") -> None:
+def _print_demo_comparison(screen: Console, results: "list[tuple[Run, dict[str, Any]]]") -> None:
     names = [name.replace("_", " ") for name in COLUMNS]
     results_table = table(
         "\nOn the test split of the bundled corpus, greedy answers", "run", "minutes", *names,
@@ -116,20 +118,23 @@ def _show_comparison(screen: Console, results: "list[tuple[Run, dict[str, Any]]]
     )  # fmt: skip
     results_table.columns[0].no_wrap = True
     for run, result in results:
-        values = [format_metric(name, result["metrics"][name]) for name in COLUMNS]
+        values = [format_table_metric(name, result["metrics"][name]) for name in COLUMNS]
         results_table.add_row(run.name, f"{run.result['seconds'] / 60:.1f}", *values)
     screen.print(results_table)
     names_of_runs = shlex.join(run.name for run, _ in results)
     store = results[0][0].tracking
     for does, command in (
-        ("chat with them side by side", f"{_command_path('attune')} ui {names_of_runs}"),
-        ("browse the runs", f"{_command_path('mlflow')} ui --backend-store-uri {store}"),
-        ("train one yourself", f"{_command_path('attune')} train multi-trs --set emotion_weight=1"),
+        ("chat with them side by side", f"{_demo_command_path('attune')} ui {names_of_runs}"),
+        ("browse the runs", f"{_demo_command_path('mlflow')} ui --backend-store-uri {store}"),
+        (
+            "train one yourself",
+            f"{_demo_command_path('attune')} train multi-trs --set emotion_weight=1",
+        ),
     ):
         screen.print(f"\n{does}:\n  {command}", markup=False, highlight=False)
 
 
-def _command_path(name: str) -> str:
+def _demo_command_path(name: str) -> str:
     """Return a command as the user can type it: with its folder if `attune` was called by path."""
     beside = Path(sys.argv[0]).with_name(name)
     return str(beside) if "/" in sys.argv[0] else name

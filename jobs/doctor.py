@@ -63,7 +63,9 @@ def doctor(
     - `attune doctor --cluster`
     - `attune submit --address http://head:8265 --follow -- doctor --cluster`
     """
-    checks = [check for run in (CLUSTER_CHECKS if cluster else CHECKS) for check in _run_check(run)]
+    checks = [
+        check for run in (CLUSTER_CHECKS if cluster else CHECKS) for check in _run_doctor_check(run)
+    ]
     ok = all(check.status != "error" for check in checks)
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in checks:
@@ -74,15 +76,15 @@ def doctor(
     screen.print(table)
     screen.print("Everything is in place." if ok else "Something is missing: see 'fix' above.")
     if as_json:
-        print_json({"ok": ok, "checks": [_to_json(check) for check in checks]})
+        print_json({"ok": ok, "checks": [_doctor_check_to_json(check) for check in checks]})
     raise typer.Exit(0 if ok else 1)
 
 
-def _to_json(check: Check) -> dict[str, str | None]:
+def _doctor_check_to_json(check: Check) -> dict[str, str | None]:
     return {"name": check.name, "status": check.status, "found": check.detail, "fix": check.fix}
 
 
-def _run_check(run: Callable[[], list[Check]]) -> list[Check]:
+def _run_doctor_check(run: Callable[[], list[Check]]) -> list[Check]:
     try:
         return run()
     except Exception as error:  # a failing check must not hide the others
@@ -98,7 +100,7 @@ def _run_check(run: Callable[[], list[Check]]) -> list[Check]:
         ]
 
 
-def _check_python() -> list[Check]:
+def _diagnose_python() -> list[Check]:
     version = platform.python_version()
     if version.startswith("3.11."):
         return [Check(name="python", status="ok", detail=version)]
@@ -106,7 +108,7 @@ def _check_python() -> list[Check]:
     return [Check(name="python", status="error", detail=version, fix=fix)]
 
 
-def _check_packages() -> list[Check]:
+def _diagnose_packages() -> list[Check]:
     """Compare the requirements of our distribution with the installed packages."""
     needed = [Requirement(line) for line in metadata.requires("attune") or []]
     checks = []
@@ -130,7 +132,7 @@ def _check_packages() -> list[Check]:
     return checks
 
 
-def _check_devices() -> list[Check]:
+def _diagnose_devices() -> list[Check]:
     import torch  # takes a second to import, which would slow down `attune --help`
 
     memory = psutil.virtual_memory()
@@ -148,7 +150,7 @@ def _check_devices() -> list[Check]:
     return [*checks, Check(name="gpu", status="ok", detail=detail)]
 
 
-def _check_compiler() -> list[Check]:
+def _diagnose_compiler() -> list[Check]:
     """Look for a C++ compiler: DeepSpeed may compile extensions on GPUs, never on CPUs."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         path = shutil.which(name) if name else None
@@ -158,7 +160,7 @@ def _check_compiler() -> list[Check]:
     return [Check(name="compiler", status="warning", detail="none", fix=fix)]
 
 
-def _check_cluster() -> list[Check]:
+def _diagnose_cluster() -> list[Check]:
     part = stack.running(stack.RAY)
     if part is not None:
         problem = part.problem()
@@ -178,10 +180,10 @@ def _check_cluster() -> list[Check]:
     return [Check(name="cluster", status="ok", detail=detail)]
 
 
-def _check_tracking_store() -> list[Check]:
+def _diagnose_tracking_store() -> list[Check]:
     address = os.environ.get("MLFLOW_TRACKING_URI", "")
     if address.startswith(("http://", "https://")):
-        return [_check_tracking_server(address)]
+        return [_diagnose_tracking_server(address)]
     store = home() / "mlflow.db"
     if not store.exists():
         return [Check(name="tracking", status="ok", detail=f"{store} (the first run creates it)")]
@@ -194,7 +196,7 @@ def _check_tracking_store() -> list[Check]:
     return [Check(name="tracking", status="ok", detail=f"{store} with {count:,} runs")]
 
 
-def _check_tracking_server(address: str) -> Check:
+def _diagnose_tracking_server(address: str) -> Check:
     try:
         with urllib.request.urlopen(f"{address.rstrip('/')}/version", timeout=5) as answer:
             detail = f"{address}, MLflow {answer.read().decode()}"
@@ -204,7 +206,7 @@ def _check_tracking_server(address: str) -> Check:
         return Check(name="tracking", status="error", detail=f"{address}: {error}", fix=fix)
 
 
-def _check_data() -> list[Check]:
+def _diagnose_data() -> list[Check]:
     from attune.platform.data.dataset_folder import MANIFEST, read_dataset_manifest
 
     folders = sorted(path.parent for path in (home() / "data").glob(f"*/{MANIFEST}"))
@@ -219,7 +221,7 @@ def _check_data() -> list[Check]:
     return [Check(name="data", status="ok", detail=", ".join(counts) + " samples")]
 
 
-def _check_disk() -> list[Check]:
+def _diagnose_disk() -> list[Check]:
     place: Path = home()
     while not place.exists():
         place = place.parent
@@ -234,7 +236,7 @@ def _check_disk() -> list[Check]:
     return [Check(name="disk", status="ok", detail=detail)]
 
 
-def _check_machines() -> list[Check]:
+def _diagnose_machines() -> list[Check]:
     """Check the cluster with one task on each of its machines."""
     from attune.platform import tracking
     from attune.platform.services import cluster
@@ -275,35 +277,35 @@ def _check_machines() -> list[Check]:
     return [
         Check(name="address", status="ok", detail=f"{address}, which accepts the token"),
         Check(name="machines", status="ok" if cpus else "error", detail=resources),
-        _check_all(
+        _diagnose_all(
             "versions", f"{versions}, on all machines", sorted(others),
             "install the same versions on all machines",
         ),
-        _check_all(
+        _diagnose_all(
             "home", f"all machines see {home()}", [f"{each} does not see it" for each in blind],
             "put ATTUNE_HOME on a disk that all machines mount at the same path",
         ),
-        _check_all(
+        _diagnose_all(
             "tracking", f"all machines reach {store.rpartition('@')[2]}", cut_off,
             "start a tracking server that all machines reach, or set MLFLOW_TRACKING_URI",
         ),
     ]  # fmt: skip
 
 
-def _check_all(name: str, detail: str, problems: list[str], fix: str) -> Check:
+def _diagnose_all(name: str, detail: str, problems: list[str], fix: str) -> Check:
     if problems:
         return Check(name=name, status="error", detail="; ".join(problems), fix=fix)
     return Check(name=name, status="ok", detail=detail)
 
 
-CLUSTER_CHECKS: tuple[Callable[[], list[Check]], ...] = (_check_machines,)
+CLUSTER_CHECKS: tuple[Callable[[], list[Check]], ...] = (_diagnose_machines,)
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _check_python,
-    _check_packages,
-    _check_devices,
-    _check_compiler,
-    _check_cluster,
-    _check_tracking_store,
-    _check_data,
-    _check_disk,
+    _diagnose_python,
+    _diagnose_packages,
+    _diagnose_devices,
+    _diagnose_compiler,
+    _diagnose_cluster,
+    _diagnose_tracking_store,
+    _diagnose_data,
+    _diagnose_disk,
 )

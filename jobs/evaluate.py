@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from attune.jobs import options
-from attune.jobs.console import Json, console, evaluation_progress, print_json
-from attune.jobs.tables import format_metric, table
+from attune.jobs.console import Json, console, console_evaluation_progress, print_json
+from attune.jobs.tables import format_table_metric, table
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:  # torch and polars take seconds to import, which `--help` should not
@@ -127,7 +127,7 @@ def evaluate(
 
     if (name is None) == (answers is None):
         raise UsageError("expected either a RUN or --answers FILE")
-    run = None if name is None else options.find_trained_run(name)
+    run = None if name is None else options.parse_run_option(name)
     predicted = None if run is None else evaluation.predicted_labels(run)
     answering = {
         "--decode": decode, "--set": settings, "--control": control, "--stage": stage,
@@ -141,20 +141,24 @@ def evaluate(
         raise UsageError("--threshold is for runs of an annotator or a classifier")
     if run is None:
         of_runs = {"--data": data and not bertscore, "--split": split, **answering}
-        _reject_options(of_runs, "is for a RUN, not for answers in a file")
+        _reject_evaluate_options(of_runs, "is for a RUN, not for answers in a file")
     elif predicted is not None:
         does = "marks causes" if predicted == evaluation.CAUSES else "classifies texts"
-        _reject_options(answering | comparing, f"is for dialogue models: '{run.name}' {does}")
+        _reject_evaluate_options(
+            answering | comparing, f"is for dialogue models: '{run.name}' {does}"
+        )
     conditions = Conditions()
     if run is not None and predicted is None:
         conditions = Conditions(
-            decoding=options.parse_decoding(decode, options.parse_overrides(settings)),
-            controls=options.parse_controls(control, [run]),
+            decoding=options.parse_decoding_options(
+                decode, options.parse_override_options(settings)
+            ),
+            controls=options.parse_control_options(control, [run]),
             profile=profile,
             stage=stage,
         )
     measures = evaluation.load_measures(bertscore, embedding_metrics, sentence_similarity)
-    with evaluation_progress() as track:
+    with console_evaluation_progress() as track:
         if run is None:
             assert answers is not None
             result = evaluation.evaluate_file(answers, measures, data, track)
@@ -164,41 +168,41 @@ def evaluate(
                 threshold=threshold, track=track, warn=console(True).print,
             )  # fmt: skip
     figures = {} if run is None else evaluation.published_figures(run, data, result)
-    _show_result(console(as_json), result, figures)
+    _print_evaluate_result(console(as_json), result, figures)
     if run is not None:
         evaluation.log_result(run, result, conditions.deviations())
     if as_json:
         print_json(result)
 
 
-def evaluate_and_log(run: "Run", split: str) -> dict[str, Any]:
+def evaluate_as_command(run: "Run", split: str) -> dict[str, Any]:
     """Evaluate a dialogue run by greedy answers, with a progress bar, and log the metrics."""
     from attune.platform.evaluation.evaluate_run import evaluate_run, log_result
 
-    with evaluation_progress() as track:
+    with console_evaluation_progress() as track:
         result = evaluate_run(run, split, track=track, warn=console(True).print)
     log_result(run, result)
     return result
 
 
-def _reject_options(typed: Mapping[str, Any], reason: str) -> None:
+def _reject_evaluate_options(typed: Mapping[str, Any], reason: str) -> None:
     """Raise UsageError for the first typed option; none of them applies."""
     for option, value in typed.items():
         if value:
             raise UsageError(f"{option} {reason}")
 
 
-def _show_result(
+def _print_evaluate_result(
     screen: Console, result: dict[str, Any], published: Mapping[str, list["Figure"]]
 ) -> None:
     columns = ("metric", "value", "published") if published else ("metric", "value")
     rendered = table("", *columns, numbers=("value",))
     for metric, value in result["metrics"].items():
         printed = ", ".join(
-            f"{format_metric(metric, each.value)} ({each.paper}, {each.source})"
+            f"{format_table_metric(metric, each.value)} ({each.paper}, {each.source})"
             for each in published.get(metric, ())
         )
-        row = (metric.replace("_", " "), format_metric(metric, value), printed)
+        row = (metric.replace("_", " "), format_table_metric(metric, value), printed)
         rendered.add_row(*row[: len(columns)])
     screen.print(rendered)
     notes = {each.note for figures in published.values() for each in figures if each.note}

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
-from attune.jobs.submit import Address, exit_code, follow_job
+from attune.jobs.submit import Address, follow_submitted_job, submitted_exit_code
 from attune.jobs.tables import table
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Name = Annotated[
 @app.command(name="list")
 def all_jobs(address: Address = None, as_json: Json = False) -> None:
     """List the jobs, oldest first, and the resources that pending ones wait for."""
-    jobs = _connect(address)
+    jobs = _connect_jobs_command(address)
     listed_jobs = jobs.all()
     screen = console(as_json)
     if listed_jobs:
@@ -52,10 +52,10 @@ def logs(
     address: Address = None,
 ) -> None:
     """Print the output of a job, or its error if it printed nothing."""
-    jobs = _connect(address)
+    jobs = _connect_jobs_command(address)
     job = jobs.find(name)
     if follow:
-        raise typer.Exit(exit_code(follow_job(jobs, job.id, console())))
+        raise typer.Exit(submitted_exit_code(follow_submitted_job(jobs, job.id, console())))
     text = jobs.logs(job.id)
     # A job that could not start has no output.
     print(text if text.strip() else job.message, end="" if text.endswith("\n") else "\n")
@@ -64,7 +64,7 @@ def logs(
 @app.command()
 def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
     """Stop a job as Ctrl-C would, and wait until it has written its checkpoint."""
-    jobs = _connect(address)
+    jobs = _connect_jobs_command(address)
     job = jobs.find(name)
     screen = console(as_json)
     if job.over:
@@ -75,7 +75,7 @@ def stop(name: Name, address: Address = None, as_json: Json = False) -> None:
         job = jobs.wait(job.id)
         screen.print(f"job {job.id}: {job.state}", markup=False)
     if job.state == "STOPPED" and job.command.split()[1:2] in (["train"], ["tune"]):
-        screen.print(f"resume with '{_build_resume_command(job)}'", markup=False)
+        screen.print(f"resume with '{_build_job_resume_command(job)}'", markup=False)
     if as_json:
         print_json(asdict(job))
 
@@ -86,22 +86,22 @@ def wait(name: Name, address: Address = None, as_json: Json = False) -> None:
 
     The exit code is 0 if it succeeded, 1 if it failed and 130 if it was stopped.
     """
-    jobs = _connect(address)
+    jobs = _connect_jobs_command(address)
     screen = console(as_json)
     job = jobs.wait(jobs.find(name).id, lambda text: screen.print(text, markup=False))
     screen.print(f"job {job.id}: {job.state}", markup=False)
     if as_json:
         print_json(asdict(job))
-    raise typer.Exit(exit_code(job))
+    raise typer.Exit(submitted_exit_code(job))
 
 
-def _connect(address: str | None) -> "Jobs":
+def _connect_jobs_command(address: str | None) -> "Jobs":
     from attune.platform.services.jobs import Jobs
 
     return Jobs(address)
 
 
-def _build_resume_command(job: "Job") -> str:
+def _build_job_resume_command(job: "Job") -> str:
     """Return the command that submits a job again, with --resume."""
     words = shlex.split(job.command)[1:]
     words = words if "--resume" in words else [*words, "--resume"]
@@ -113,12 +113,16 @@ def _tabulate_jobs(jobs: "list[Job]") -> Table:
     for job in jobs:
         state = f"waits for {job.waits_for}" if job.waits_for else job.state.lower()
         rows.add_row(
-            escape(job.id), escape(state), escape(job.run), _format_age(job), escape(job.command)
+            escape(job.id),
+            escape(state),
+            escape(job.run),
+            _format_job_age(job),
+            escape(job.command),
         )
     return rows
 
 
-def _format_age(job: "Job") -> str:
+def _format_job_age(job: "Job") -> str:
     """Format the time that a job took, or has taken so far."""
     seconds: Any = (job.ended or time.time()) - job.began
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):

@@ -80,7 +80,7 @@ def copy_option(suffix: str) -> Any:
     )
 
 
-def parse_overrides(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
+def parse_override_options(texts: Iterable[str] | None, option: str = "--set") -> dict[str, str]:
     """Parse the KEY=VALUE texts of an option; the last value of a repeated key is used."""
     overrides = {}
     for text in texts or ():
@@ -100,7 +100,7 @@ def check_minutes(value: float | None) -> float | None:
     return value
 
 
-def parse_seeds(text: str) -> list[int]:
+def parse_seeds_option(text: str) -> list[int]:
     """Parse the value of `--seeds`."""
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -113,7 +113,7 @@ def parse_seeds(text: str) -> list[int]:
     return numbers
 
 
-def parse_decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
+def parse_decoding_options(decode: str | None, settings: Mapping[str, str]) -> "Decoding":
     """Return the decoding settings of `--decode` and `--set`, checked."""
     from attune.models.decoding import Decoding
     from attune.platform.core.settings import override_settings
@@ -126,17 +126,17 @@ def parse_decoding(decode: str | None, settings: Mapping[str, str]) -> "Decoding
     return chosen
 
 
-def parse_controls(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
+def parse_control_options(texts: Iterable[str] | None, runs: "Iterable[Run]") -> dict[str, str]:
     """Parse the values of `--control`, which every run must support."""
     from attune.platform.serving.responder import check_controls, run_controls
 
-    chosen = parse_overrides(texts, "--control")
+    chosen = parse_override_options(texts, "--control")
     for run in runs:
         check_controls(run.variant, run_controls(run), chosen)
     return chosen
 
 
-def find_trained_run(text: str) -> "Run":
+def parse_run_option(text: str) -> "Run":
     """Return the run that a user names; one without a model is an error."""
     from attune.platform.runs.record import find_run
 

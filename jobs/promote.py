@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json
-from attune.jobs.evaluate import evaluate_and_log
-from attune.jobs.tables import format_metric, table
+from attune.jobs.evaluate import evaluate_as_command
+from attune.jobs.tables import format_table_metric, table
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:  # torch and MLflow take seconds, which `--help` should not
@@ -60,18 +60,18 @@ def promote(
     from attune.platform.evaluation import promotion
 
     promotion.check_metric(metric)
-    run = options.find_trained_run(name)
+    run = options.parse_run_option(name)
     if run.run_id is None:
         raise UsageError(f"run '{run.name}' is not logged to MLflow, which has the champion")
-    _ensure_answers(run, split)
+    _ensure_answers_to_promote(run, split)
     decision = promotion.promote(run, split=split, metric=metric, force=force)
     screen = console(as_json)
-    _show_decision(screen, decision)
+    _print_promote_decision(screen, decision)
     if as_json:
         print_json(decision.to_json())
 
 
-def _ensure_answers(run: "Run", split: str) -> None:
+def _ensure_answers_to_promote(run: "Run", split: str) -> None:
     """Evaluate a run on a split unless it has answers to it."""
     from attune.platform.evaluation.evaluate_run import predicted_labels
     from attune.platform.evaluation.promotion import answers_name
@@ -79,17 +79,17 @@ def _ensure_answers(run: "Run", split: str) -> None:
     if predicted_labels(run):
         raise UsageError(f"'{run.name}' is a {run.variant}: expected a run of a dialogue model")
     if not (run.folder / "answers" / answers_name(split)).is_file():
-        evaluate_and_log(run, split)
+        evaluate_as_command(run, split)
 
 
-def _show_decision(screen: Console, decision: "Decision") -> None:
+def _print_promote_decision(screen: Console, decision: "Decision") -> None:
     rendered = table("", "run", "", decision.metric.replace("_", " "), numbers=(decision.metric,))
     before = decision.champion
     roles = ("champion", "former champion") if decision.promoted else ("candidate", "champion")
     for judged, role in zip((decision.candidate, before), roles, strict=True):
         if judged is not None:
             rendered.add_row(
-                escape(judged.name), role, format_metric(decision.metric, judged.value)
+                escape(judged.name), role, format_table_metric(decision.metric, judged.value)
             )
     screen.print(rendered)
     done = "promoted" if decision.promoted else "not promoted"

@@ -13,7 +13,7 @@ from attune.platform.training.loop import Training
 from attune.platform.training.schedules import rate, scheduled_dropout_factor
 
 
-def main(
+def rates_command(
     variants: Annotated[list[str], typer.Argument(metavar="VARIANT", help="Variants to show.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")],
     source: Annotated[
@@ -25,10 +25,10 @@ def main(
     folder = Path(source).absolute() if source != "bundled" else source
     with tempfile.TemporaryDirectory() as home:
         os.environ["ATTUNE_HOME"] = home
-        draw_schedules({name: plan_schedule(name, str(folder), preset) for name in variants}, out)
+        draw_schedules({name: plan_rates(name, str(folder), preset) for name in variants}, out)
 
 
-def plan_schedule(variant: str, source: str, preset: str) -> list[StageSchedule]:
+def plan_rates(variant: str, source: str, preset: str) -> list[StageSchedule]:
     """Return the schedule of each stage of a run that is not limited otherwise."""
     run = setup.new_run(variant, data=source, preset=preset, name=variant)
     model = setup.set_up_run_model(run)
@@ -50,4 +50,4 @@ def plan_schedule(variant: str, source: str, preset: str) -> list[StageSchedule]
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(rates_command)

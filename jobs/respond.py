@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from attune.jobs import options
-from attune.jobs.console import Json, console, print_json, progress
+from attune.jobs.console import Json, console, console_progress, print_json
 
 SHOWN_EMOTIONS = 3
 
@@ -41,13 +41,13 @@ def respond(
     - `attune respond mine --context "I won!" --decode nucleus --set top_p=0.8 --set seed=7`
     - `attune respond mime@latest --context "I won!" --control stochasticity=on --control seed=3`
     """
-    decoding = options.parse_decoding(decode, options.parse_overrides(settings))
-    runs = [options.find_trained_run(name) for name in names]
-    controls = options.parse_controls(control, runs)
+    decoding = options.parse_decoding_options(decode, options.parse_override_options(settings))
+    runs = [options.parse_run_option(name) for name in names]
+    controls = options.parse_control_options(control, runs)
     from attune.platform.serving.responder import Responder
 
     answers: list[dict[str, Any]] = []
-    with progress("answers") as bar:
+    with console_progress("answers") as bar:
         for run in bar.track(runs, description="answering"):
             [answer] = Responder(run.model).respond([context], decoding, controls)
             answers.append(
@@ -59,23 +59,25 @@ def respond(
                     "explanation": dataclasses.asdict(answer.explanation),
                 }
             )
-    _show_answers(console(as_json), context, answers)
+    _print_respond_answers(console(as_json), context, answers)
     if as_json:
         print_json({"context": context, "answers": answers})
 
 
-def _show_answers(screen: Console, context: list[str], answers: list[dict[str, Any]]) -> None:
+def _print_respond_answers(
+    screen: Console, context: list[str], answers: list[dict[str, Any]]
+) -> None:
     width = max(len("listener"), *(len(answer["run"]) for answer in answers))
     for turn, text in enumerate(context):
         screen.print(f"{('speaker', 'listener')[turn % 2]:>{width}}: {text}", markup=False)
     for answer in answers:
         text = answer["answer"] or "(nothing)"
         screen.print(f"{answer['run']:>{width}}: {text}", markup=False, style="green")
-        for line in _explanation_lines(answer["explanation"]):
+        for line in _respond_explanation_lines(answer["explanation"]):
             screen.print(f"{'':>{width}}  {line}", markup=False, style="dim")
 
 
-def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
+def _respond_explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that explain an answer; the page also shows values of single words."""
     parts = {
         "emotion:": "emotion",
@@ -86,15 +88,15 @@ def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
     }
     for label, part in parts.items():
         if explanation[part]:
-            yield f"{label} {_format_likeliest(explanation[part])}"
+            yield f"{label} {_format_likeliest_to_respond(explanation[part])}"
     if explanation["imagined"]:
         yield f"reconstructed context: {explanation['imagined']}"
     if explanation["emotion_words"]:
         yield f"emotion words: {', '.join(explanation['emotion_words'])}"
     for group, probs in (explanation["response_emotion"] or {}).items():
-        yield f"response emotion, {group} group: {_format_likeliest(probs)}"
+        yield f"response emotion, {group} group: {_format_likeliest_to_respond(probs)}"
 
 
-def _format_likeliest(probs: dict[str, float]) -> str:
+def _format_likeliest_to_respond(probs: dict[str, float]) -> str:
     best = sorted(probs, key=probs.__getitem__, reverse=True)[:SHOWN_EMOTIONS]
     return ", ".join(f"{name} {probs[name]:.0%}" for name in best)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attune.jobs.console import Json, console, print_json
-from attune.jobs.tables import format_metric, table
+from attune.jobs.tables import format_table_metric, table
 from attune.platform.runs.record import all_runs, read_run_aliases, runs_folder
 
 if TYPE_CHECKING:
@@ -51,13 +51,16 @@ def runs(
 
         find_variant(variant)
     shown_runs = [run for run in shown_runs if variant in (None, run.variant)]
-    statuses = _find_statuses(shown_runs)
+    statuses = _find_listed_statuses(shown_runs)
     if send:
-        _send_unsent([run for run in shown_runs if not _is_active(run, statuses[run.name])], screen)
+        _send_listed_runs(
+            [run for run in shown_runs if not _is_listed_run_active(run, statuses[run.name])],
+            screen,
+        )
     if shown_runs:
         screen.print(_runs_table(shown_runs, statuses))
         for run in shown_runs:
-            if hint := _resume_hint(run, statuses[run.name]):
+            if hint := _listed_run_hint(run, statuses[run.name]):
                 screen.print(hint, markup=False)
     else:
         which = f" of '{variant}'" if variant else ""
@@ -66,27 +69,27 @@ def runs(
         print_json({"runs": _runs_to_json(shown_runs, statuses)})
 
 
-def _find_statuses(runs: "list[Run]") -> "dict[str, CurrentStatus]":
+def _find_listed_statuses(runs: "list[Run]") -> "dict[str, CurrentStatus]":
     from attune.platform.runs.status import current_status
 
-    job_ended = functools.cache(_job_ended)
+    job_ended = functools.cache(_has_listed_job_ended)
     return {run.name: current_status(run, job_ended) for run in runs}
 
 
-def _is_active(run: "Run", status: "CurrentStatus") -> bool:
+def _is_listed_run_active(run: "Run", status: "CurrentStatus") -> bool:
     """Return whether another process sends the metrics of a run: it trains or finishes it."""
     from attune.platform.runs.lock import is_locked
 
     return status == "running" or is_locked(run.folder)
 
 
-def _job_ended(job: str, dashboard: str) -> bool | None:
+def _has_listed_job_ended(job: str, dashboard: str) -> bool | None:
     from attune.platform.services.jobs import has_ended  # imports Ray
 
     return has_ended(job, dashboard)
 
 
-def _resume_hint(run: "Run", status: "CurrentStatus") -> str:
+def _listed_run_hint(run: "Run", status: "CurrentStatus") -> str:
     from attune.platform.runs.status import resume_command
 
     if status == "interrupted":
@@ -100,7 +103,7 @@ def _resume_hint(run: "Run", status: "CurrentStatus") -> str:
     return ""
 
 
-def _send_unsent(runs: "list[Run]", screen: Console) -> None:
+def _send_listed_runs(runs: "list[Run]", screen: Console) -> None:
     from attune.platform import tracking
     from attune.platform.evaluation import promotion
 
@@ -116,10 +119,12 @@ def _send_unsent(runs: "list[Run]", screen: Console) -> None:
 
 def _runs_to_json(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> list[dict[str, Any]]:
     aliases = read_run_aliases()
-    return [_run_to_json(run, statuses[run.name], aliases) for run in runs]
+    return [_listed_run_to_json(run, statuses[run.name], aliases) for run in runs]
 
 
-def _run_to_json(run: "Run", status: "CurrentStatus", aliases: dict[str, str]) -> dict[str, Any]:
+def _listed_run_to_json(
+    run: "Run", status: "CurrentStatus", aliases: dict[str, str]
+) -> dict[str, Any]:
     return {
         "name": run.name,
         "run_id": run.run_id,
@@ -140,7 +145,7 @@ def _runs_table(runs: "list[Run]", statuses: "dict[str, CurrentStatus]") -> Tabl
     short = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
     rows = table("", "name", "variant", "data", "seed", "status", *short, numbers=("seed", *short))
     for run in described:
-        values = [format_metric(name, run["metrics"].get(name)) for name in metrics]
+        values = [format_table_metric(name, run["metrics"].get(name)) for name in metrics]
         if run["alias"]:
             run["name"] = f"{run['name']} ({run['alias']})"
         named = (escape(str(run[key])) for key in ("name", "variant", "data", "seed", "status"))

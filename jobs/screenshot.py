@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attune.jobs.console import console
-from attune.jobs.ui import build_catalog
+from attune.jobs.ui import parse_ui_runs
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,18 +52,18 @@ def screenshot(
     dark: Annotated[bool, typer.Option("--dark", help="Use the dark colours.")] = False,
 ) -> None:
     """Take a screenshot of the page after runs have answered an example conversation."""
-    catalog = build_catalog(names)
+    catalog = parse_ui_runs(names)
     from attune.ui import app
 
-    port = free_port()
+    port = free_screenshot_port()
     page = app.start(catalog, "127.0.0.1", port)
     try:
-        with browser() as chromium:
+        with screenshot_browser() as chromium:
             view = chromium.new_page(
                 viewport={"width": 1280, "height": 800}, color_scheme="dark" if dark else "light"
             )
             view.goto(f"http://127.0.0.1:{port}")
-            _answer_example(view, example, draws)
+            _answer_for_screenshot(view, example, draws)
             out.parent.mkdir(parents=True, exist_ok=True)
             view.screenshot(path=out, full_page=True, animations="disabled")
     finally:
@@ -71,7 +71,7 @@ def screenshot(
     console().print(f"{out}: {out.stat().st_size / 1000:.0f} KB", markup=False)
 
 
-def _answer_example(page: "Page", example: int, draws: int) -> None:
+def _answer_for_screenshot(page: "Page", example: int, draws: int) -> None:
     buttons = page.locator("button.example:visible")
     buttons.first.wait_for()
     for _ in range(draws):
@@ -87,7 +87,7 @@ def _answer_example(page: "Page", example: int, draws: int) -> None:
 
 
 @contextmanager
-def browser() -> "Iterator[Browser]":
+def screenshot_browser() -> "Iterator[Browser]":
     """Start a headless Chromium: the machine's, or Playwright's."""
     from playwright.sync_api import sync_playwright
 
@@ -106,7 +106,7 @@ def browser() -> "Iterator[Browser]":
             chromium.close()
 
 
-def free_port() -> int:
+def free_screenshot_port() -> int:
     """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

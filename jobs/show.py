@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attune.jobs import options
-from attune.jobs.console import Json, console, print_json, progress
+from attune.jobs.console import Json, console, console_progress, print_json
 from attune.jobs.tables import table
 from attune.platform.core.errors import UsageError
 
@@ -39,7 +39,7 @@ def embeddings(
     """
     from attune.platform.evaluation.figures import draw_embeddings
 
-    summaries = draw_embeddings([options.find_trained_run(name) for name in names], out)
+    summaries = draw_embeddings([options.parse_run_option(name) for name in names], out)
     screen = console(as_json)
     for summary in summaries:
         screen.print("{run}: separation {separation:.3f}".format(**summary), markup=False)
@@ -69,12 +69,12 @@ def stochasticity(
     from attune.platform.evaluation.figures import draw_samples
     from attune.platform.serving.responder import Responder
 
-    run = options.find_trained_run(name)
-    controls = options.parse_controls([f"seed={seed}", "stochasticity=off"], [run])
+    run = options.parse_run_option(name)
+    controls = options.parse_control_options([f"seed={seed}", "stochasticity=off"], [run])
     contexts = draw_samples(run, split, count, seed)["context"].to_list()
     responder = Responder(run.model)
     answers: dict[str, list[str]] = {}
-    with progress("answers") as bar:
+    with console_progress("answers") as bar:
         for switch in bar.track(("off", "on"), description="answering"):
             chosen = {**controls, "stochasticity": switch}
             answers[switch] = [a.text for a in responder.respond(contexts, controls=chosen)]
@@ -116,7 +116,7 @@ def attention(
     from attune.platform.serving.responder import Responder
 
     check_picture(out)
-    run = options.find_trained_run(name)
+    run = options.parse_run_option(name)
     [answer] = Responder(run.model).respond([context])
     if answer.explanation.attention is None:
         raise UsageError(
@@ -154,7 +154,7 @@ def critics(
     from attune.platform.evaluation.figures import draw_samples
     from attune.platform.serving.responder import Responder
 
-    run = options.find_trained_run(name)
+    run = options.parse_run_option(name)
     responder = Responder(run.model)
     samples = draw_samples(run, split, count, seed, pl.col("next_turn").is_not_null())
     rows = responder.respond_with_scores(samples)
@@ -202,7 +202,7 @@ def calibration(
     """
     from attune.platform.evaluation.figures import draw_calibration
 
-    run = options.find_trained_run(name)
+    run = options.parse_run_option(name)
     errors = draw_calibration(run, split, out)
     screen = console(as_json)
     for kind, error in errors.items():
@@ -233,7 +233,7 @@ def emotions(
     """
     from attune.platform.evaluation.figures import draw_emotion_accuracies
 
-    runs = (options.find_trained_run(first), options.find_trained_run(second))
+    runs = (options.parse_run_option(first), options.parse_run_option(second))
     summaries, rows = draw_emotion_accuracies(runs, split, out)
     numbers = ("samples", *(run.name for run in runs), "difference")
     rendered = table("", "emotion", *numbers, numbers=numbers)

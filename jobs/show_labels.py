@@ -6,9 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from attune.jobs import options
-from attune.jobs.console import Json, console, evaluation_progress, print_json, progress
+from attune.jobs.console import (
+    Json,
+    console,
+    console_evaluation_progress,
+    console_progress,
+    print_json,
+)
 from attune.jobs.show import app
-from attune.jobs.tables import format_metric, table
+from attune.jobs.tables import format_table_metric, table
 from attune.platform.core.errors import UsageError, unknown_choice_error
 
 __all__ = ["app"]
@@ -54,17 +60,17 @@ def transfer(
     )
 
     conditions = Conditions(
-        decoding=options.parse_decoding(decode, options.parse_overrides(settings))
+        decoding=options.parse_decoding_options(decode, options.parse_override_options(settings))
     )
     measures = load_measures(sentence_encoder=sentence_similarity)
-    runs = [options.find_trained_run(name) for name in names]
+    runs = [options.parse_run_option(name) for name in names]
     for run in runs:
         if predicted_labels(run):
             raise UsageError(f"'{run.name}' does not answer: name runs that do")
     rows: list[dict[str, Any]] = []
     for run in runs:
         for each in data:
-            with evaluation_progress() as track:
+            with console_evaluation_progress() as track:
                 result = evaluate_run(
                     run, split, data=each, conditions=conditions, measures=measures, track=track
                 )
@@ -77,7 +83,7 @@ def transfer(
     rendered = table("", "run", "data", *columns, numbers=tuple(columns))
     for row in rows:
         rendered.add_row(
-            row["run"], row["data"], *(format_metric(name, row[name]) for name in columns)
+            row["run"], row["data"], *(format_table_metric(name, row[name]) for name in columns)
         )
     console(as_json).print(rendered)
     if as_json:
@@ -109,7 +115,7 @@ def predictor(
     from attune.platform.data.prepare import find_prepared_data
     from attune.platform.evaluation import control
 
-    runs = [options.find_trained_run(name) for name in names]
+    runs = [options.parse_run_option(name) for name in names]
     samples = read_dataset_samples(find_prepared_data(data or runs[0].data["folder"]), split)
     rows = [{"run": run.name, **control.measure_label_predictions(run, samples)} for run in runs]
     rows.append({"run": RANDOM, **control.measure_random_guesses(samples)})
@@ -159,10 +165,10 @@ def control(
     for label in asked:
         if label not in LABELS:
             raise UsageError(unknown_choice_error("label", label, LABELS))
-    decoding = options.parse_decoding(decode, options.parse_overrides(settings))
-    run = options.find_trained_run(name)
+    decoding = options.parse_decoding_options(decode, options.parse_override_options(settings))
+    run = options.parse_run_option(name)
     samples = draw_samples(run, split, count, seed)
-    with progress("answers") as bar:
+    with console_progress("answers") as bar:
         task = bar.add_task(run.name, total=(1 + len(asked)) * samples.height)
         shares = controllability(
             load_model(run.model), samples, asked, decoding, lambda done: bar.advance(task, done)

@@ -69,12 +69,12 @@ def up(
     for name, part in parts.items():
         state = "already runs" if name in before else "runs"
         screen.print(f"{TITLES[name]} {state} at [bold]{part.address}[/bold]")
-    _print_hints(screen, parts)
+    _print_stack_hints(screen, parts)
     if as_json:
-        print_json({"parts": [_describe_part(part) for part in parts.values()]})
+        print_json({"parts": [_describe_stack_part(part) for part in parts.values()]})
 
 
-def _print_hints(screen: Console, parts: dict[str, Part]) -> None:
+def _print_stack_hints(screen: Console, parts: dict[str, Part]) -> None:
     screen.print(f"Ray's dashboard asks for the token in {stack.token_file()}", markup=False)
     if parts[MLFLOW].password:
         screen.print(
@@ -107,11 +107,11 @@ def status(as_json: Json = False) -> None:
     """
     screen = console(as_json)
     parts = stack.running_parts()
-    described = [_describe_part(parts[name]) for name in PARTS if name in parts]
+    described = [_describe_stack_part(parts[name]) for name in PARTS if name in parts]
     if not described:
         screen.print("nothing is running: 'attune up' starts Ray, MLflow and the page")
     else:
-        screen.print(_tabulate_parts(described))
+        screen.print(_tabulate_stack_parts(described))
         total = sum(part["memory_mb"] or 0 for part in described)
         logs = ", ".join(part["log"] for part in described)
         screen.print(f"{total / 1024:.1f} GB in total; logs: {logs}", style="dim", markup=False)
@@ -123,7 +123,7 @@ def status(as_json: Json = False) -> None:
     raise typer.Exit(0 if all_ok else 1)
 
 
-def _describe_part(part: Part) -> dict[str, Any]:
+def _describe_stack_part(part: Part) -> dict[str, Any]:
     problem = part.problem()
     return {
         "name": part.name,
@@ -137,7 +137,7 @@ def _describe_part(part: Part) -> dict[str, Any]:
     }
 
 
-def _tabulate_parts(described: list[dict[str, Any]]) -> Table:
+def _tabulate_stack_parts(described: list[dict[str, Any]]) -> Table:
     rows = table("", "part", "address", "health", "pid", "memory", numbers=("memory",))
     for part in described:
         rows.add_row(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from attune.jobs import options
 from attune.jobs.console import Json, console, print_json
-from attune.jobs.tune import plan_trials
+from attune.jobs.tune import plan_tune_trials
 from attune.platform.core.errors import UsageError, unknown_choice_error
 
 if TYPE_CHECKING:  # Ray takes seconds to import, which would slow down `--help`
@@ -89,21 +89,21 @@ def submit(
     - `attune submit --address http://head:8265 --home /shared/attune --gpus-per-worker 1
       -- tune mime --space loss-weights --budget 2h`
     """
-    known = [name for name in _find_root_group(context).commands if name not in LOCAL_COMMANDS]
+    known = [name for name in _find_group_to_submit(context).commands if name not in LOCAL_COMMANDS]
     if command[0] not in known:
         raise UsageError(unknown_choice_error("command", command[0], known))
     for path in upload or ():
         if str(path) not in {str(Path(part)) for part in command}:
             raise UsageError(f"--upload {path}: expected a path that occurs in COMMAND")
-    words = parse_command(_find_root_group(context), command)
-    _check_settings(words)
+    words = parse_submitted_command(_find_group_to_submit(context), command)
+    _check_submitted_settings(words)
     if home is not None and not home.startswith("/"):
         raise UsageError(f"--home {home}: expected an absolute path, such as /shared/attune")
     from attune.platform.services import cluster
     from attune.platform.services.jobs import Jobs
 
     jobs = Jobs(address)
-    named = command if home else _add_name(command, words)
+    named = command if home else _add_submitted_name(command, words)
     per_worker = {cluster.GPUS: gpus_per_worker, cluster.CPUS: cpus_per_worker}
     typed = [
         ("--address", address), ("--gpus-per-worker", gpus_per_worker),
@@ -113,27 +113,28 @@ def submit(
     job = jobs.submit(
         named,
         options=[str(word) for option in typed if option[1] is not None for word in option],
-        run=_find_option(named, "--name") or "",
+        run=_find_submitted_option(named, "--name") or "",
         uploads=upload or (),
         place=home,
         variables={name: str(n) for name, n in per_worker.items() if n is not None},
     )
     screen = console(as_json)
     screen.print(f"job {job} at {jobs.address}: attune {shlex.join(named)}", markup=False)
-    ended = follow_job(jobs, job, screen) if follow else None
+    ended = follow_submitted_job(jobs, job, screen) if follow else None
     if not follow:
         screen.print(f"Next: 'attune jobs logs {job} --follow', 'attune jobs list'", markup=False)
     if as_json:
         state = {"state": ended.state} if ended else {}
         print_json(
             {"job_id": job, "address": jobs.address, "command": named,
-             "run": _find_option(named, "--name"), "dashboard": jobs.dashboard(job), **state}
+             "run": _find_submitted_option(named, "--name"),
+             "dashboard": jobs.dashboard(job), **state}
         )  # fmt: skip
     if ended:
-        raise typer.Exit(exit_code(ended))
+        raise typer.Exit(submitted_exit_code(ended))
 
 
-def follow_job(jobs: "Jobs", job: str, screen: Console) -> "Job":
+def follow_submitted_job(jobs: "Jobs", job: str, screen: Console) -> "Job":
     """Print the output of a job until it ends; Ctrl-C does not stop the job."""
     shown = []
 
@@ -152,39 +153,41 @@ def follow_job(jobs: "Jobs", job: str, screen: Console) -> "Job":
     return ended
 
 
-def exit_code(job: "Job") -> int:
+def submitted_exit_code(job: "Job") -> int:
     """Return the exit code of `wait` and `--follow` for a job that has ended."""
     return EXIT_CODES.get(job.state, 1)
 
 
-def _find_root_group(context: typer.Context) -> Any:
+def _find_group_to_submit(context: typer.Context) -> Any:
     return context.find_root().command
 
 
-def parse_command(group: Any, command: list[str]) -> dict[str, Any]:
+def parse_submitted_command(group: Any, command: list[str]) -> dict[str, Any]:
     """Return the options of a command by name; a wrong option fails here and not in the job."""
     name, *words = command
     each = group.commands[name]
     context = each.make_context(name, words)
     if hasattr(each, "commands"):
         left = [*context._protected_args, *context.args]
-        return {**parse_command(each, left), "group": name} if left else {}
+        return {**parse_submitted_command(each, left), "group": name} if left else {}
     return {"command": name, **context.params}
 
 
-def _check_settings(words: dict[str, Any]) -> None:
+def _check_submitted_settings(words: dict[str, Any]) -> None:
     """Refuse settings that the job would refuse."""
     if words.get("command") == "train":
         from attune.platform.training.settings import configure
 
-        overrides = options.parse_overrides(words["settings"])
+        overrides = options.parse_override_options(words["settings"])
         configure(words["variant"], words["preset"] or "small", overrides)
     elif words.get("group") == "tune" and words["command"] == "run" and not words["resume"]:
-        overrides = options.parse_overrides(words["settings"])
-        plan_trials({k: v for k, v in words.items() if v is not None} | {"overrides": overrides})
+        overrides = options.parse_override_options(words["settings"])
+        plan_tune_trials(
+            {k: v for k, v in words.items() if v is not None} | {"overrides": overrides}
+        )
 
 
-def _add_name(command: list[str], words: dict[str, Any]) -> list[str]:
+def _add_submitted_name(command: list[str], words: dict[str, Any]) -> list[str]:
     """Add --name to a command that creates a run or sweep, so that its job is listed with it."""
     if words.get("name") or words.get("resume") or words.get("seeds"):
         return command
@@ -194,18 +197,18 @@ def _add_name(command: list[str], words: dict[str, Any]) -> list[str]:
 
         find_variant(words["variant"])
         data = Path(words["data"] or "bundled").name
-        name = _reserve_name(runs_folder(), lambda: new_run_name(words["variant"], data))
+        name = _reserve_submitted_name(runs_folder(), lambda: new_run_name(words["variant"], data))
     elif words.get("group") == "tune" and words["command"] == "run" and words["variants"]:
         from attune.platform.tuning import sweep
 
         start = f"tune-{'-'.join(words['variants'])}"[:60]
-        name = _reserve_name(sweep.sweeps_folder(), lambda: sweep.new_sweep_name(start))
+        name = _reserve_submitted_name(sweep.sweeps_folder(), lambda: sweep.new_sweep_name(start))
     else:
         return command
     return [*command, "--name", name]
 
 
-def _reserve_name(folder: Path, new_name: Callable[[], str]) -> str:
+def _reserve_submitted_name(folder: Path, new_name: Callable[[], str]) -> str:
     """Create the folder of a new name, which reserves it for a job that starts later."""
     while True:
         name = new_name()
@@ -216,7 +219,7 @@ def _reserve_name(folder: Path, new_name: Callable[[], str]) -> str:
         return name
 
 
-def _find_option(command: list[str], name: str) -> str | None:
+def _find_submitted_option(command: list[str], name: str) -> str | None:
     """Return the value of an option in the words of a command."""
     for part, following in zip(command, [*command[1:], ""], strict=True):
         if part == name:

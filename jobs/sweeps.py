@@ -14,8 +14,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from typer.core import TyperGroup
 
 from attune.jobs import options
-from attune.jobs.console import Json, console, print_json, training_progress
-from attune.jobs.tables import format_metric, table
+from attune.jobs.console import Json, console, console_training_progress, print_json
+from attune.jobs.tables import format_table_metric, table
 from attune.platform.core.errors import UsageError, unknown_choice_error
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def list_sweeps(as_json: Json = False) -> None:
         summaries.append(summary)
         metric = each.metrics[0]
         best = (
-            format_metric(metric, summary["best"]["metrics"].get(metric))
+            format_table_metric(metric, summary["best"]["metrics"].get(metric))
             if summary["best"]
             else "-"
         )
@@ -111,7 +111,7 @@ def show(name: Name, as_json: Json = False) -> None:
     screen.print(
         f"{sweep.name}: {sweep.current_status}, {sweep.spent:,.0f} s; {sweep.command}", markup=False
     )
-    _show_trials(screen, sweep)
+    _print_sweep_trials(screen, sweep)
     if as_json:
         trials = report.build_table(sweep).to_dicts()
         print_json({**sweep.summarize(), "status": sweep.current_status, "table": trials})
@@ -179,7 +179,7 @@ def report(
         raise UsageError(f"sweep '{name}' has no trials yet")
     if seeds and sweep.kind != "training":
         raise UsageError(f"--seeds is for sweeps that train: '{name}' is a sweep over decoding")
-    if seeds and len(set(options.parse_seeds(seeds))) < 2:
+    if seeds and len(set(options.parse_seeds_option(seeds))) < 2:
         raise UsageError(f"--seeds {seeds}: expected at least two seeds for a standard deviation")
     pair = tuple(surface.split(",")) if surface else None
     if pair is not None and len(pair) != 2:
@@ -187,11 +187,15 @@ def report(
     folder = out or sweep.folder / "report"
     reports.check_report(sweep, folder, pair)  # before hours of training
     screen = console(as_json)
-    again = _train_best_again(sweep, top, options.parse_seeds(seeds), screen) if seeds else []
+    again = (
+        _train_sweep_best_again(sweep, top, options.parse_seeds_option(seeds), screen)
+        if seeds
+        else []
+    )
     summary = reports.write_report(sweep, folder, pair, again)
     if sweep.run_id is not None:
         tracking.finish_group(sweep.run_id, sweep.status, {}, artifacts=folder)
-    _show_trials(screen, sweep)
+    _print_sweep_trials(screen, sweep)
     if summary["importances"]:
         shares = (f"{setting} {share:.0%}" for setting, share in summary["importances"].items())
         screen.print(f"importance {summary['compared']}: {', '.join(shares)}", markup=False)
@@ -204,7 +208,7 @@ def report(
         print_json({**summary, "report": str(folder)})
 
 
-def _train_best_again(
+def _train_sweep_best_again(
     sweep: "Sweep", top: int, seeds: list[int], screen: Console
 ) -> "list[SeedStatistics]":
     """Train the best configurations with other seeds; finished runs are not trained again."""
@@ -239,14 +243,18 @@ def _train_best_again(
     with lock_runs([run for runs in by_trial.values() for run in runs]) as current:
         done = {run.name: run for run in current}
         if unfinished := [run for run in current if run.status != "finished"]:
-            with training_progress(screen, *(run.name for run in unfinished)) as shown_lines:
+            with console_training_progress(
+                screen, *(run.name for run in unfinished)
+            ) as shown_lines:
                 trained = driver.train_all(unfinished, shown_lines, signals)
             done |= {run.name: run for run in trained}
     if any(run.status != "finished" for run in done.values()):
         screen.print("stopped: resume with the same command")
         raise typer.Exit(signals.exit_code)
     by_trial = {n: [done[run.name] for run in runs] for n, runs in by_trial.items()}
-    by_trial = {n: [_measure_answers(run, sweep) for run in runs] for n, runs in by_trial.items()}
+    by_trial = {
+        n: [_measure_sweep_answers(run, sweep) for run in runs] for n, runs in by_trial.items()
+    }
     return [
         reports.summarize_seeds(
             n, sweep.get_trial(n).user_attrs["settings"], runs, sweep.metrics[0]
@@ -255,7 +263,7 @@ def _train_best_again(
     ]
 
 
-def _measure_answers(run: "Run", sweep: "Sweep") -> "Run":
+def _measure_sweep_answers(run: "Run", sweep: "Sweep") -> "Run":
     """Return a finished run with the sweep's metrics, some of which need answers."""
     from attune.platform.training.loop import RESULT
     from attune.platform.tuning.trial import measure_answers
@@ -264,7 +272,7 @@ def _measure_answers(run: "Run", sweep: "Sweep") -> "Run":
     return run.update(result=json.loads((run.folder / RESULT).read_text(encoding="utf-8")))
 
 
-def _show_trials(screen: Console, sweep: "Sweep") -> None:
+def _print_sweep_trials(screen: Console, sweep: "Sweep") -> None:
     from attune.platform.tuning import report as reports
 
     frame = reports.build_table(sweep)
@@ -278,22 +286,22 @@ def _show_trials(screen: Console, sweep: "Sweep") -> None:
     names = [name.removeprefix("valid_").replace("_", " ") for name in metrics]
     rows = table("", "trial", *of, *keys, *names, "ended", numbers=("trial", *keys, *names))
     for row in frame.head(SHOWN_TRIALS).iter_rows(named=True):
-        values = (_format_value(row.get(key)) for key in keys)
-        numbers = (format_metric(name, row[name]) for name in metrics)
+        values = (_format_sweep_value(row.get(key)) for key in keys)
+        numbers = (format_table_metric(name, row[name]) for name in metrics)
         rows.add_row(str(row["trial"]), *(row[key] for key in of), *values, *numbers, row["ended"])
     screen.print(rows)
     if frame.height > SHOWN_TRIALS:
         screen.print(f"... and {frame.height - SHOWN_TRIALS} more")
 
 
-def _format_value(value: Any) -> str:
+def _format_sweep_value(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @contextmanager
-def trial_progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, int], None]]:
+def print_sweep_progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, int], None]]:
     """Show a line for each trial that ends, and a progress bar."""
     bars = Progress(
         SpinnerColumn(),
@@ -315,9 +323,9 @@ def trial_progress(screen: Console, sweep: "Sweep") -> Iterator[Callable[[str, i
         yield show
 
 
-def show_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
+def print_sweep_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
     """Show the trials and how to resume a stopped sweep; exit with its code."""
-    _show_trials(screen, ended)
+    _print_sweep_trials(screen, ended)
     summary = ended.summarize()
     if ended.status == "stopped":
         of = f"-decoding {ended.asked['run']}" if ended.kind == "decoding" else ""
@@ -333,14 +341,14 @@ def show_end(screen: Console, ended: "Sweep", as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def check_choice(kind: str, value: str, choices: tuple[str, ...]) -> str:
+def check_sweep_choice(kind: str, value: str, choices: tuple[str, ...]) -> str:
     """Return a value if it is one of the choices; raise UsageError otherwise."""
     if value not in choices:
         raise UsageError(unknown_choice_error(kind, value, choices))
     return value
 
 
-def create_sweep(name: str, **content: Any) -> "Sweep":
+def create_sweep_for_command(name: str, **content: Any) -> "Sweep":
     """Create a sweep and write its record."""
     from attune.platform.core.commit import commit
     from attune.platform.runs.record import check_run_name, runs_folder

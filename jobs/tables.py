@@ -18,7 +18,7 @@ def table(title: str = "", *columns: str, numbers: tuple[str, ...] = ()) -> Tabl
     return rendered
 
 
-def format_metric(metric: str, value: float | None) -> str:
+def format_table_metric(metric: str, value: float | None) -> str:
     """Format the value of a metric with its unit; `-` where it does not apply."""
     if value is None:
         return "-"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attune.jobs import options
-from attune.jobs.console import Json, console, print_json, training_progress
+from attune.jobs.console import Json, console, console_training_progress, print_json
 from attune.platform.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def train(
     if seed is not None and seeds is not None:
         raise UsageError("--seed and --seeds exclude each other")
     asked: dict[str, Any] = {
-        "data": data, "preset": preset, "overrides": options.parse_overrides(settings),
+        "data": data, "preset": preset, "overrides": options.parse_override_options(settings),
         "init": init, "workers": workers, "zero": zero,
         "max_steps": max_steps, "max_minutes": max_minutes,
     }  # fmt: skip
@@ -108,23 +108,23 @@ def train(
     screen = console(as_json)
     signals = StopSignals()
     if seeds is None:
-        with lock_runs([_find_or_create_run(variant, name, seed, asked, resume)]) as [run]:
-            runs = _train_runs([setup.apply_run_limits(run, asked)], screen, signals)
+        with lock_runs([_find_or_create_run_to_train(variant, name, seed, asked, resume)]) as [run]:
+            runs = _train_all_runs([setup.apply_run_limits(run, asked)], screen, signals)
     else:
-        numbers = options.parse_seeds(seeds)
+        numbers = options.parse_seeds_option(seeds)
         runs = _train_seeds(variant, name, numbers, asked, resume, screen, signals)
-    results = [_result(run) for run in runs]
-    _show(screen, results)
+    results = [_train_result(run) for run in runs]
+    _print_train_results(screen, results)
     stopped = [run for run in runs if run.status == "stopped"]
     for run in stopped:
         screen.print(f"stopped: resume with '{resume_command(run)}'", markup=False)
     if as_json:
-        print_json(results[0] if seeds is None else _summarize(results))
+        print_json(results[0] if seeds is None else _summarize_trained_seeds(results))
     if stopped:
         raise typer.Exit(signals.exit_code)
 
 
-def _find_or_create_run(
+def _find_or_create_run_to_train(
     variant: str, name: str | None, seed: int | None, asked: dict[str, Any], resume: bool
 ) -> Any:
     from attune.platform.core.settings import find_variant
@@ -151,7 +151,7 @@ def _train_seeds(
     if resume and not name:
         raise UsageError("--seeds with --resume: name the runs to resume with --name")
     with lock_runs(
-        [_find_or_create_seed_run(variant, name, number, asked, resume) for number in seeds]
+        [_find_or_create_seed_to_train(variant, name, number, asked, resume) for number in seeds]
     ) as runs:
         unfinished = [
             setup.apply_run_limits(run, asked) for run in runs if run.status != "finished"
@@ -162,12 +162,12 @@ def _train_seeds(
             parent = tracking.start_group(f"{name or variant}-seeds", {"seeds": numbers}, runs[0])
         unfinished = [run.update(parent=parent) for run in unfinished]
         try:
-            trained = {r.name: r for r in _train_runs(unfinished, screen, signals)}
+            trained = {r.name: r for r in _train_all_runs(unfinished, screen, signals)}
         except BaseException:
             tracking.finish_group(parent, "failed", {})
             raise
     runs = [trained.get(run.name, run) for run in runs]
-    together = _summarize([_result(run) for run in runs])
+    together = _summarize_trained_seeds([_train_result(run) for run in runs])
     group_metrics = {
         f"{n}_{kind}": v for kind in ("mean", "std") for n, v in together[kind].items()
     }
@@ -176,7 +176,7 @@ def _train_seeds(
     return runs
 
 
-def _find_or_create_seed_run(
+def _find_or_create_seed_to_train(
     variant: str, name: str | None, seed: int, asked: dict[str, Any], resume: bool
 ) -> Any:
     """Return the run of one seed; with --resume, a finished one stays as it is."""
@@ -187,10 +187,10 @@ def _find_or_create_seed_run(
         run = find_run(label)
         if run.status == "finished":
             return run
-    return _find_or_create_run(variant, label, seed, asked, resume)
+    return _find_or_create_run_to_train(variant, label, seed, asked, resume)
 
 
-def _train_runs(runs: list[Any], screen: Console, signals: "StopSignals") -> list[Any]:
+def _train_all_runs(runs: list[Any], screen: Console, signals: "StopSignals") -> list[Any]:
     from attune.platform.training import driver
 
     if not runs:
@@ -200,11 +200,11 @@ def _train_runs(runs: list[Any], screen: Console, signals: "StopSignals") -> lis
         screen.print(f"run {run.name} in {run.folder}, precision {precision}", markup=False)
         if run.notice:
             screen.print(f"note: {run.notice}", markup=False)
-    with training_progress(screen, *(run.name for run in runs)) as show:
+    with console_training_progress(screen, *(run.name for run in runs)) as show:
         return driver.train_all(runs, show, signals)
 
 
-def _result(run: Any) -> dict[str, Any]:
+def _train_result(run: Any) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "name": run.name,
@@ -215,7 +215,7 @@ def _result(run: Any) -> dict[str, Any]:
     }
 
 
-def _summarize(results: list[dict[str, Any]]) -> dict[str, Any]:
+def _summarize_trained_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
     names = [n for n in results[0]["metrics"] if all(n in r["metrics"] for r in results)]
     values = {n: [r["metrics"][n] for r in results] for n in names}
     return {
@@ -225,7 +225,7 @@ def _summarize(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _show(screen: Console, results: list[dict[str, Any]]) -> None:
+def _print_train_results(screen: Console, results: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
     names = list(dict.fromkeys(name for r in results for name in r["metrics"]))
     for column in ("run", "steps", "seconds", *names):

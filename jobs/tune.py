@@ -13,10 +13,10 @@ from attune.jobs.sweeps import (
     RUN,
     SAMPLES,
     app,
-    check_choice,
-    create_sweep,
-    show_end,
-    trial_progress,
+    check_sweep_choice,
+    create_sweep_for_command,
+    print_sweep_end,
+    print_sweep_progress,
 )
 from attune.platform.core.errors import UsageError
 
@@ -165,59 +165,61 @@ def run(
 
     typed = {
         "variants": variants, "space": space, "sweep": sweep,
-        "overrides": options.parse_overrides(settings),
+        "overrides": options.parse_override_options(settings),
         "samples": samples, "metric": metric, "scheduler": scheduler, "search": search,
         "repeat": repeat, "concurrent": concurrent, "workers": workers,
-        "budget": None if budget is None else _parse_seconds(budget),
-        "data": None if data is None else _resolve_data(data), "preset": preset,
+        "budget": None if budget is None else _parse_tune_seconds(budget),
+        "data": None if data is None else _resolve_tune_data(data), "preset": preset,
         "init": init, "zero": zero, "max_steps": max_steps, "max_minutes": max_minutes,
         "seed": seed,
     }  # fmt: skip
     typed = {key: value for key, value in typed.items() if value not in (None, {}, [])}
     screen = console(as_json)
-    started = (_find_resumable(name, typed) if resume else None) or _create_sweep(name, typed)
+    started = (_find_tune_to_resume(name, typed) if resume else None) or _create_tune_sweep(
+        name, typed
+    )
     screen.print(f"sweep {started.name} in {started.folder}", markup=False)
-    with trial_progress(screen, started) as show:
+    with print_sweep_progress(screen, started) as show:
         ended = driver.run(started, show)
-    show_end(screen, ended, as_json)
+    print_sweep_end(screen, ended, as_json)
 
 
-def _resolve_data(text: str) -> str:
+def _resolve_tune_data(text: str) -> str:
     """Return the data's name, or its absolute path, for use from any working folder."""
     from attune.platform.data.prepare import find_prepared_data
 
     return text if text == "bundled" else str(find_prepared_data(text))
 
 
-def _parse_seconds(text: str) -> float:
+def _parse_tune_seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if not match:
         raise UsageError(f"--budget {text}: expected a duration such as 90s, 30m, 2h or 1d")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def _create_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
+def _create_tune_sweep(name: str | None, typed: Mapping[str, Any]) -> "Sweep":
     from attune.platform.tuning import schedulers, spaces
     from attune.platform.tuning import sweep as sweeps
 
-    plan = plan_trials(typed)
+    plan = plan_tune_trials(typed)
     definition, metrics = plan.definition, plan.metrics
     late = len(metrics) > 1 or any(
         m.removeprefix("valid_") in sweeps.FINAL_METRICS for m in metrics
     )
     usual = "random" if typed.get("scheduler") == "pbt" else definition.search or "optuna"
-    search = check_choice("search", typed.get("search", usual), spaces.SEARCHES)
+    search = check_sweep_choice("search", typed.get("search", usual), spaces.SEARCHES)
     # A grid search is meant to measure every combination.
     usual = "none" if late or search == "grid" else "asha"
-    scheduler = check_choice("scheduler", typed.get("scheduler", usual), SCHEDULERS)
+    scheduler = check_sweep_choice("scheduler", typed.get("scheduler", usual), SCHEDULERS)
     schedulers.check_compatibility(scheduler, search, metrics, plan.spaces, typed.get("workers", 1))
     count = spaces.count_grid_points(plan.spaces) if search == "grid" else SAMPLES
     if "init" in typed:
-        options.find_trained_run(typed["init"])
+        options.parse_run_option(typed["init"])
     name = name or sweeps.new_sweep_name(f"tune-{'-'.join(plan.spaces)}"[:60])
-    return create_sweep(
+    return create_sweep_for_command(
         name,
-        spaces=_spaces_to_json(plan.spaces),
+        spaces=_tune_spaces_to_json(plan.spaces),
         metrics=metrics,
         search=search,
         scheduler=scheduler,
@@ -246,7 +248,7 @@ class TrialPlan:
     metrics: tuple[str, ...]
 
 
-def plan_trials(typed: Mapping[str, Any]) -> TrialPlan:
+def plan_tune_trials(typed: Mapping[str, Any]) -> TrialPlan:
     """Return the trials that the options of `attune tune` ask for; checks every setting."""
     from attune.platform.core.settings import find_variant
     from attune.platform.training.setup import check_zero_stage
@@ -258,7 +260,7 @@ def plan_trials(typed: Mapping[str, Any]) -> TrialPlan:
     )
     variants = typed.get("variants") or list(definition.variants)
     if not variants or definition.decode:
-        _reject_without_variant(definition)
+        _reject_tune_without_variant(definition)
     for each in variants:
         check_zero_stage(find_variant(each)[0], each, typed.get("zero", 0))
     overrides = {**definition.set, **typed.get("overrides", {})}
@@ -267,12 +269,12 @@ def plan_trials(typed: Mapping[str, Any]) -> TrialPlan:
         definition=definition,
         preset=preset,
         overrides=overrides,
-        spaces=_select_spaces(typed, definition, variants, overrides, preset),
+        spaces=_select_tune_spaces(typed, definition, variants, overrides, preset),
         metrics=sweeps.parse_metrics(typed.get("metric", definition.metric), variants),
     )
 
 
-def _select_spaces(
+def _select_tune_spaces(
     typed: Mapping[str, Any], definition: "SweepDefinition", variants: list[str],
     fixed: Mapping[str, Any], preset: str,
 ) -> "dict[str, Space]":  # fmt: skip
@@ -288,13 +290,13 @@ def _select_spaces(
     return spaces.build_variant_spaces(variants, groups, definition, fixed, preset)
 
 
-def _spaces_to_json(tried: "Mapping[str, Space]") -> dict[str, dict[str, Any]]:
+def _tune_spaces_to_json(tried: "Mapping[str, Space]") -> dict[str, dict[str, Any]]:
     from attune.platform.tuning import spaces
 
     return {v: {k: spaces.to_json(t) for k, t in s.items()} for v, s in tried.items()}
 
 
-def _reject_without_variant(definition: "SweepDefinition") -> None:
+def _reject_tune_without_variant(definition: "SweepDefinition") -> None:
     if definition.decode:
         raise UsageError(
             f"{definition.source} is a sweep over decoding: use 'attune tune-decoding RUN'"
@@ -302,7 +304,7 @@ def _reject_without_variant(definition: "SweepDefinition") -> None:
     raise UsageError("expected a VARIANT, or a bundled --sweep ('attune tune list' shows them)")
 
 
-def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
+def _find_tune_to_resume(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None":
     """Return the sweep to resume; only its limits may differ from its record."""
     from attune.platform.tuning import spaces
     from attune.platform.tuning import sweep as sweeps
@@ -341,10 +343,10 @@ def _find_resumable(name: str | None, typed: Mapping[str, Any]) -> "Sweep | None
         definition = (
             spaces.find_definition(typed["sweep"]) if "sweep" in typed else spaces.SweepDefinition()
         )
-        tried = _select_spaces(
+        tried = _select_tune_spaces(
             typed, definition, list(sweep.spaces), was["overrides"], was["preset"]
         )
-        now["space"], was["space"] = _spaces_to_json(tried), sweep.spaces
+        now["space"], was["space"] = _tune_spaces_to_json(tried), sweep.spaces
     for key in sorted(set(now) - {*LIMITS, "sweep"}):
         if was.get(key) != now[key]:
             raise UsageError(

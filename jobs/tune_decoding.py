@@ -7,7 +7,13 @@ import typer
 
 from attune.jobs import options
 from attune.jobs.console import Json, console
-from attune.jobs.sweeps import SAMPLES, check_choice, create_sweep, show_end, trial_progress
+from attune.jobs.sweeps import (
+    SAMPLES,
+    check_sweep_choice,
+    create_sweep_for_command,
+    print_sweep_end,
+    print_sweep_progress,
+)
 from attune.platform.core.errors import UsageError, unknown_choice_error
 
 if TYPE_CHECKING:
@@ -76,7 +82,7 @@ def tune_decoding(
     from attune.platform.tuning import decoding as trials
     from attune.platform.tuning import sweep as sweeps
 
-    run = options.find_trained_run(name)
+    run = options.parse_run_option(name)
     trials.check(run)
     chosen = None
     if resume and label and (sweeps.sweeps_folder() / label / sweeps.RECORD).is_file():
@@ -90,17 +96,17 @@ def tune_decoding(
     if chosen is None:
         asked = {"decode": decode, "sweep": sweep, "metric": metric, "search": search,
                  "samples": samples, "seed": seed}  # fmt: skip
-        chosen = _create_decoding_sweep(
-            run, label, asked, options.parse_overrides(settings), data, split, contexts
+        chosen = _create_tune_decoding_sweep(
+            run, label, asked, options.parse_override_options(settings), data, split, contexts
         )
     screen = console(as_json)
     screen.print(f"sweep {chosen.name} in {chosen.folder}", markup=False)
-    with trial_progress(screen, chosen) as shown_lines:
+    with print_sweep_progress(screen, chosen) as shown_lines:
         ended = trials.run(chosen, shown_lines)
-    show_end(screen, ended, as_json)
+    print_sweep_end(screen, ended, as_json)
 
 
-def _create_decoding_sweep(
+def _create_tune_decoding_sweep(
     run: "Run", label: str | None, asked: Mapping[str, Any], overrides: dict[str, str],
     data: str | None, split: str, contexts: int | None,
 ) -> "Sweep":  # fmt: skip
@@ -115,7 +121,7 @@ def _create_decoding_sweep(
     ready = spaces.find_definition(asked["sweep"]) if asked["sweep"] else spaces.SweepDefinition()
     if ready.variants:
         raise UsageError(f"{ready.source} trains {', '.join(ready.variants)}: use 'attune tune'")
-    options.parse_decoding(None, overrides)
+    options.parse_decoding_options(None, overrides)
     methods = (asked["decode"] or ready.decode or ",".join(spaces.DECODING_SPACES)).split(",")
     fixed = {**ready.set, **overrides}
     tried = spaces.build_decoding_spaces(methods, ready, fixed)
@@ -123,10 +129,12 @@ def _create_decoding_sweep(
     for metric in metrics:
         if metric not in METRICS:
             raise UsageError(unknown_choice_error("metric", metric, METRICS))
-    search = check_choice("search", asked["search"] or ready.search or "optuna", spaces.SEARCHES)
+    search = check_sweep_choice(
+        "search", asked["search"] or ready.search or "optuna", spaces.SEARCHES
+    )
     count = spaces.count_grid_points(tried) if search == "grid" else asked["samples"] or SAMPLES
     name = label or sweeps.new_sweep_name(f"decode-{run.name}"[:60])
-    return create_sweep(
+    return create_sweep_for_command(
         name,
         kind="decoding",
         spaces={m: {k: spaces.to_json(t) for k, t in s.items()} for m, s in tried.items()},

@@ -53,8 +53,8 @@ def ui(
     - `attune ui mine --port 8000`
     - `attune ui --host 0.0.0.0` (others open `http://THIS-MACHINE:7860`)
     """
-    check_address(host, port)
-    catalog = build_catalog(names, without_runs)
+    check_ui_address(host, port)
+    catalog = parse_ui_runs(names, without_runs)
     screen = console()
     screen.print("starting the page ...", style="dim")
     from attune.ui import app
@@ -74,7 +74,7 @@ def ui(
         page.close(verbose=False)
 
 
-def check_address(host: str, port: int) -> None:
+def check_ui_address(host: str, port: int) -> None:
     """Check that the address can be bound, before heavy libraries are loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -94,20 +94,20 @@ def check_address(host: str, port: int) -> None:
             ) from None
 
 
-def build_catalog(names: list[str] | None, without_runs: bool = False) -> "RunCatalog":
+def parse_ui_runs(names: list[str] | None, without_runs: bool = False) -> "RunCatalog":
     """Return a catalog of the named runs, or of all; an empty one is an error by default."""
-    selection = [options.find_trained_run(name) for name in names] if names else None
+    selection = [options.parse_run_option(name) for name in names] if names else None
     if not (without_runs or selection) and not any(run.model.is_dir() for run in all_runs()):
-        raise UsageError(_describe_missing_runs())
+        raise UsageError(_describe_missing_ui_runs())
     from attune.ui.run_catalog import RunCatalog
 
     catalog = RunCatalog(selection)
     if not (without_runs or catalog.runs()):
-        raise UsageError(_describe_missing_runs())
+        raise UsageError(_describe_missing_ui_runs())
     return catalog
 
 
-def _describe_missing_runs() -> str:
+def _describe_missing_ui_runs() -> str:
     return (
         f"no run in {runs_folder()} has a model yet: train one with 'attune train VARIANT --preset "
         f"tiny --max-minutes 2' ('attune variants' lists them), or see 'attune demo'"

@@ -46,18 +46,18 @@ def variants(
     from attune.platform.core.settings import find_variant
 
     if name is None:
-        descriptions = _describe_all()
+        descriptions = _describe_all_variants()
         _print_variants(console(as_json), descriptions)
     else:
         find_variant(name)
-        descriptions = [each for each in _describe_all() if each["name"] == name]
-        descriptions[0]["settings"] = _describe_settings(name)
+        descriptions = [each for each in _describe_all_variants() if each["name"] == name]
+        descriptions[0]["settings"] = _describe_variant_settings(name)
         _print_variant(console(as_json, max_width=HELP_WIDTH), descriptions[0])
     if as_json:
         print_json({"variants": descriptions})
 
 
-def _describe_all() -> list[dict[str, Any]]:
+def _describe_all_variants() -> list[dict[str, Any]]:
     from attune.models import all_variants, load_variant
     from attune.models.base import DialogueVariant
 
@@ -69,13 +69,13 @@ def _describe_all() -> list[dict[str, Any]]:
             "paper": variant.paper,
             "ablation_of": parents.get(name),
             "kind": "dialogue" if issubclass(variant, DialogueVariant) else "classifier",
-            "search_spaces": _describe_search_spaces(variant.search_spaces),
+            "search_spaces": _describe_variant_spaces(variant.search_spaces),
         }
         for name, (variant, _) in all_variants().items()
     ]
 
 
-def _describe_search_spaces(
+def _describe_variant_spaces(
     variant_spaces: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
     """Return the groups that all variants share, then the variant's."""
@@ -88,7 +88,7 @@ def _describe_search_spaces(
     }
 
 
-def _describe_settings(name: str) -> list[dict[str, Any]]:
+def _describe_variant_settings(name: str) -> list[dict[str, Any]]:
     """Describe each setting of a variant and its training: default, values in presets, help."""
     from attune.platform.core.settings import find_variant, setting_help
     from attune.platform.training.settings import TrainingConfig, configure
@@ -137,14 +137,14 @@ def _print_variant(screen: Console, description: dict[str, Any]) -> None:
     screen.print(listed)
     for part, part_title in (("model", "model settings"), ("training", "training settings")):
         of_part = [setting for setting in settings if setting["of"] == part]
-        screen.print(_tabulate_settings(f"\n{part_title}", of_part))
+        screen.print(_tabulate_variant_settings(f"\n{part_title}", of_part))
     listed = table("\nsearch spaces", "--space", "settings")
     for group, keys in description["search_spaces"].items():
         listed.add_row(group, ", ".join(keys))
     screen.print(listed)
 
 
-def _tabulate_settings(title: str, settings: list[dict[str, Any]]) -> Table:
+def _tabulate_variant_settings(title: str, settings: list[dict[str, Any]]) -> Table:
     """Return a table of settings; a preset's column shows where it differs from the default."""
     presets = list(settings[0]["presets"]) if settings else []
     listed = table(title, "--set", "default", *presets, "")
@@ -153,14 +153,16 @@ def _tabulate_settings(title: str, settings: list[dict[str, Any]]) -> Table:
     for setting in settings:
         default = setting["default"]
         values = (
-            "" if value == default else f"[cyan]{_format_value(value)}[/cyan]"
+            "" if value == default else f"[cyan]{_format_variant_value(value)}[/cyan]"
             for value in setting["presets"].values()
         )
-        listed.add_row(setting["name"], _format_value(default), *values, escape(setting["help"]))
+        listed.add_row(
+            setting["name"], _format_variant_value(default), *values, escape(setting["help"])
+        )
     return listed
 
 
-def _format_value(value: Any) -> str:
+def _format_variant_value(value: Any) -> str:
     """Format a value as a user would type it."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()

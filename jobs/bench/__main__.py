@@ -23,17 +23,17 @@ from attune.platform.core.errors import DataError, UsageError, unknown_choice_er
 from attune.platform.data.sources import BUNDLED
 
 PARTS = {
-    "preparation": preparation,
-    "training": training,
-    "systems": systems,
-    "generation": generation,
-    "tuning": tuning,
-    "stopping": stopping,
-    "curation": curation,
+    "preparation": preparation.print_preparation_speed,
+    "training": training.print_training_speed,
+    "systems": systems.print_systems,
+    "generation": generation.print_generation_speed,
+    "tuning": tuning.print_tuning_overhead,
+    "stopping": stopping.print_stopping,
+    "curation": curation.print_curation_speed,
 }
 
 
-def main(
+def run_benchmarks(
     source: Annotated[str, typer.Option(help="What to prepare: bundled, or a path.")] = BUNDLED,
     parts: Annotated[
         str, typer.Option("--parts", metavar="A,B", help=f"Of {', '.join(PARTS)}.")
@@ -57,29 +57,29 @@ def main(
     report: dict[str, Any] = {
         "source": BUNDLED if source == BUNDLED else Path(source).name,
         "commit": commit(),
-        "machine": _describe_machine(),
+        "machine": _describe_benchmark_machine(),
     }
     screen.print(f"{report['source']}, commit {report['commit'][:12]}, {report['machine']}")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        data = preparation.prepare_data(source, place, report)
+        data = preparation.prepare_benchmark_data(source, place, report)
         measures = {
-            "preparation": lambda: preparation.measure(source, data, place),
-            "training": lambda: training.measure(data, place),
-            "systems": lambda: systems.measure(data, place, base),
-            "generation": lambda: generation.measure(data, place, run),
-            "tuning": lambda: tuning.measure(data, place),
-            "stopping": lambda: stopping.measure(data, place),
-            "curation": lambda: curation.measure(data, place),
+            "preparation": lambda: preparation.measure_preparation(source, data, place),
+            "training": lambda: training.measure_training(data, place),
+            "systems": lambda: systems.measure_systems(data, place, base),
+            "generation": lambda: generation.measure_generation(data, place, run),
+            "tuning": lambda: tuning.measure_tuning(data, place),
+            "stopping": lambda: stopping.measure_stopping(data, place),
+            "curation": lambda: curation.measure_curation(data, place),
         }
         for name in wanted:
             report[name] = measures[name]()
-            PARTS[name].show(screen, report[name])
+            PARTS[name](screen, report[name])
     if as_json:
         print_json(report)
 
 
-def _describe_machine() -> str:
+def _describe_benchmark_machine() -> str:
     import torch
 
     output = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout
@@ -89,7 +89,7 @@ def _describe_machine() -> str:
 
 if __name__ == "__main__":
     try:
-        typer.run(main)
+        typer.run(run_benchmarks)
     except (UsageError, DataError) as error:
         Console(stderr=True).print(f"bench: {error}", markup=False)
         raise SystemExit(2) from error

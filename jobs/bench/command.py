@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def run_attune(
+def run_attune_command(
     home: Path, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Run a command with --json, in this or another environment, and return its output."""

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 import polars as pl
 from rich.console import Console
 
-from attune.jobs.bench.command import run_attune
+from attune.jobs.bench.command import run_attune_command
 from attune.platform.data.conversations import LISTENER, SPEAKER
 from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.text.tokenizing import punkt_sentences
@@ -25,7 +25,7 @@ CORPUS = 441_000_000
 """Lines of OpenSubtitles 2018."""
 
 
-def measure(data: Path, folder: Path) -> dict[str, Any]:
+def measure_curation(data: Path, folder: Path) -> dict[str, Any]:
     """The command's own speed on subtitles that say what the corpus says, in any order."""
     home = folder / "curation"
     home.mkdir()
@@ -33,15 +33,15 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
         read_dataset_samples(data, "train").group_by("conversation_id", maintain_order=True).last()
     )
     turns = home / "turns.json"
-    labelled = _write_labelled_turns(dialogues, home)
-    run_attune(home, "data", "turns", "--source", str(labelled), "--out", str(turns))
+    labelled = _write_benchmark_turns(dialogues, home)
+    run_attune_command(home, "data", "turns", "--source", str(labelled), "--out", str(turns))
     lines = [line for text in dialogues["context"].explode() for line in punkt_sentences(text)]
-    films = _films(lines, home / "films")
+    films = _write_benchmark_subtitles(lines, home / "films")
     results: dict[str, list[dict[str, Any]]] = {str(workers): [] for workers in WORKERS}
     for turn in range(TURNS):
         for workers in WORKERS:
             out = home / f"{turn}-{workers}"
-            result = run_attune(
+            result = run_attune_command(
                 home, "data", "curate", "--source", str(films), "--turns", str(turns),
                 "--workers", str(workers), "--out", str(out),
             )  # fmt: skip
@@ -51,7 +51,7 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     return {workers: [each["speed"] for each in runs] for workers, runs in results.items()}
 
 
-def _write_labelled_turns(dialogues: pl.DataFrame, folder: Path) -> Path:
+def _write_benchmark_turns(dialogues: pl.DataFrame, folder: Path) -> Path:
     """Whole conversations whose speakers are known, for the classifier of turns."""
     path = folder / "known.jsonl"
     with path.open("w", encoding="utf-8") as file:
@@ -66,7 +66,7 @@ def _write_labelled_turns(dialogues: pl.DataFrame, folder: Path) -> Path:
     return path
 
 
-def _films(lines: Sequence[str], folder: Path) -> Path:
+def _write_benchmark_subtitles(lines: Sequence[str], folder: Path) -> Path:
     """Files in OPUS's form: lines drawn by a seed, two seconds each, sometimes a silence."""
     draw = random.Random(0)
     for number in range(FILES):
@@ -77,21 +77,21 @@ def _films(lines: Sequence[str], folder: Path) -> Path:
             start = clock + (10.0 if draw.random() < 0.1 else 0.2)
             clock = start + 2.0
             rows.append(
-                f'<s id="{place}"><time id="T{place}S" value="{_format_clock(start)}" />'
+                f'<s id="{place}"><time id="T{place}S" value="{_format_benchmark_clock(start)}" />'
                 f"{escape(draw.choice(lines))}"
-                f'<time id="T{place}E" value="{_format_clock(clock)}" /></s>'
+                f'<time id="T{place}E" value="{_format_benchmark_clock(clock)}" /></s>'
             )
         text = f'<?xml version="1.0" encoding="utf-8"?>\n<document>{"".join(rows)}</document>'
         (film / "1.xml").write_text(text, encoding="utf-8")
     return folder
 
 
-def _format_clock(seconds: float) -> str:
+def _format_benchmark_clock(seconds: float) -> str:
     whole, hundredths = divmod(round(seconds * 100), 100)
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d},{hundredths:02d}0"
 
 
-def show(screen: Console, results: dict[str, Any]) -> None:
+def print_curation_speed(screen: Console, results: dict[str, Any]) -> None:
     """As people read it."""
     speeds = {
         workers: statistics.median(each["lines_per_second"] for each in turns)

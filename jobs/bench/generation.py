@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from attune.jobs.bench.command import run_attune
-from attune.jobs.bench.preparation import time_call
+from attune.jobs.bench.command import run_attune_command
+from attune.jobs.bench.preparation import time_benchmark_call
 from attune.jobs.tables import table
 from attune.models.decoding import NEVER, Decoding
 from attune.models.transformer import Transformer
@@ -44,9 +44,13 @@ SAME = 0.9
 Slow = Callable[[Transformer, Tensor, Tensor, Decoding], list[int]]
 
 
-def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
+def measure_generation(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
     """Answers a second of both, for greedy and beam search."""
-    model_folder = find_run(run).model if run else _train_model(data, folder / "home-generation")
+    model_folder = (
+        find_run(run).model
+        if run
+        else _train_model_for_generation(data, folder / "home-generation")
+    )
     model = load_model(model_folder)
     variant = model.variant
     if not isinstance(variant, Transformer) or model.name not in KNOWN:
@@ -58,10 +62,14 @@ def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
         return encode(samples.head(count), model.vocabulary, layout=model.layout)
 
     rows = {
-        "greedy": _compare(variant, contexts, Decoding(), _greedy),
-        "beam": _compare(variant, contexts, Decoding(method="beam"), _beams),
+        "greedy": _compare_generation(variant, contexts, Decoding(), _generate_reference_greedily),
+        "beam": _compare_generation(
+            variant, contexts, Decoding(method="beam"), _generate_reference_by_beams
+        ),
     }
-    single = _answer_singly(Responder(model_folder), samples["context"].head(SINGLE_ANSWERS))
+    single = _measure_single_generation(
+        Responder(model_folder), samples["context"].head(SINGLE_ANSWERS)
+    )
     rows["greedy, single"] = {**rows["greedy"], **single}
     slow = rows["greedy"]["reference_answers_per_second"]
     for row in rows.values():
@@ -70,7 +78,7 @@ def measure(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
     return rows
 
 
-def show(screen: Console, rows: dict[str, Any]) -> None:
+def print_generation_speed(screen: Console, rows: dict[str, Any]) -> None:
     """As people read it."""
     names = ("answers/s", "reference", "ratio", "to the greedy reference", "tokens an answer")
     rendered = table("\ngenerating test answers", "", *names, numbers=names)
@@ -86,18 +94,18 @@ def show(screen: Console, rows: dict[str, Any]) -> None:
     screen.print(rendered)
 
 
-def _answer_singly(responder: Responder, contexts: pl.Series) -> dict[str, float]:
+def _measure_single_generation(responder: Responder, contexts: pl.Series) -> dict[str, float]:
     """Return the speed of requests with one context each, from its text to the explained answer."""
     responder.respond([contexts[0].to_list()])
-    seconds, answers = time_call(
+    seconds, answers = time_benchmark_call(
         lambda: [responder.respond([context])[0] for context in contexts.to_list()]
     )
     tokens = sum(len(tokenize_one(each.text)) for each in answers) / len(answers)
     return {"answers_per_second": len(answers) / seconds, "tokens": tokens}
 
 
-def _train_model(data: Path, home: Path) -> Path:
-    result = run_attune(
+def _train_model_for_generation(data: Path, home: Path) -> Path:
+    result = run_attune_command(
         home, "train", "multi-trs", "--preset", "paper",
         "--data", str(data), "--max-steps", str(TRAINED_STEPS),
         "--set", "evaluate_every=1000000", "--set", "warmup_steps=100",
@@ -105,12 +113,14 @@ def _train_model(data: Path, home: Path) -> Path:
     return Path(result["checkpoint"])
 
 
-def _compare(
+def _compare_generation(
     variant: Transformer, contexts: Callable[[int], Columns], decoding: Decoding, slow: Slow
 ) -> dict[str, float]:
     few, many = contexts(REFERENCE_ANSWERS), contexts(OUR_ANSWERS[decoding.method])
-    reference_seconds, theirs = time_call(lambda: _one_by_one(variant, few, decoding, slow))
-    seconds, ours = time_call(lambda: answer(variant, many, decoding))
+    reference_seconds, theirs = time_benchmark_call(
+        lambda: _generate_one_by_one(variant, few, decoding, slow)
+    )
+    seconds, ours = time_benchmark_call(lambda: answer(variant, many, decoding))
     same = sum(our == their for our, their in zip(ours, theirs, strict=False)) / len(theirs)
     assert same >= SAME, f"only {same:.0%} of the answers agree"
     rate, reference = len(ours) / seconds, len(theirs) / reference_seconds
@@ -122,7 +132,7 @@ def _compare(
 
 
 @torch.no_grad()
-def _one_by_one(
+def _generate_one_by_one(
     variant: Transformer, columns: Columns, decoding: Decoding, slow: Slow
 ) -> list[list[int]]:
     answers = {}
@@ -133,7 +143,7 @@ def _one_by_one(
     return [answers[row] for row in sorted(answers)]
 
 
-def _distributions(
+def _generate_reference_distributions(
     variant: Transformer, prefixes: list[list[int]], source: Tensor, mask: Tensor
 ) -> Tensor:
     """(N, V) log-probabilities of what comes after N prefixes, by decoding all of them again."""
@@ -150,20 +160,28 @@ def _distributions(
     return last
 
 
-def _greedy(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
+def _generate_reference_greedily(
+    variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding
+) -> list[int]:
     answer: list[int] = []
     for _ in range(PAPERS_STEPS):
-        answer.append(int(_distributions(variant, [answer], source, mask)[0].argmax()))
-    return _truncate_at_eos(variant, answer)[: decoding.max_tokens]
+        answer.append(
+            int(_generate_reference_distributions(variant, [answer], source, mask)[0].argmax())
+        )
+    return _truncate_generated_reference(variant, answer)[: decoding.max_tokens]
 
 
-def _beams(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding) -> list[int]:
+def _generate_reference_by_beams(
+    variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding
+) -> list[int]:
     """The search of `models/decoding.py`, in lists."""
     end = variant.data_info.specials["<eos>"]
     open_beams: list[tuple[float, list[int]]] = [(0.0, [])]
     finished_beams: list[tuple[float, list[int]]] = []
     for _ in range(decoding.max_tokens):
-        log_probs = _distributions(variant, [prefix for _, prefix in open_beams], source, mask)
+        log_probs = _generate_reference_distributions(
+            variant, [prefix for _, prefix in open_beams], source, mask
+        )
         values, tokens = log_probs.topk(decoding.beams)
         candidates = [
             (score + value, [*prefix, token])
@@ -183,6 +201,6 @@ def _beams(variant: Transformer, source: Tensor, mask: Tensor, decoding: Decodin
     return max(finished_beams, key=lambda one: one[0])[1]
 
 
-def _truncate_at_eos(variant: Transformer, token_ids: list[int]) -> list[int]:
+def _truncate_generated_reference(variant: Transformer, token_ids: list[int]) -> list[int]:
     end = variant.data_info.specials["<eos>"]
     return token_ids[: token_ids.index(end)] if end in token_ids else token_ids

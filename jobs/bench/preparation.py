@@ -30,39 +30,39 @@ GROWTH = (1, 2, 4)
 SEQUENCES = ("context", "response")
 
 
-def prepare_data(source: str, folder: Path, report: dict[str, Any]) -> Path:
+def prepare_benchmark_data(source: str, folder: Path, report: dict[str, Any]) -> Path:
     """The data that all parts are measured on, with the time it took."""
     data = folder / "data"
-    report["prepare_seconds"], _ = time_call(lambda: prepare(source, data))
+    report["prepare_seconds"], _ = time_benchmark_call(lambda: prepare(source, data))
     return data
 
 
-def measure(source: str, data: Path, folder: Path) -> dict[str, Any]:
+def measure_preparation(source: str, data: Path, folder: Path) -> dict[str, Any]:
     """Tokenising, batching, and how preparing grows with the corpus."""
     samples = read_dataset_samples(data, "train")
     vocabulary = Vocabulary.build(pl.read_parquet(data / TOKENS))
     return {
-        **_tokenizing(samples),
-        **_batching(samples, vocabulary),
-        "growth": _growth(source, folder),
+        **_measure_tokenizing_preparation(samples),
+        **_measure_batch_preparation(samples, vocabulary),
+        "growth": _measure_preparation_growth(source, folder),
     }
 
 
-def _tokenizing(samples: pl.DataFrame) -> dict[str, float]:
+def _measure_tokenizing_preparation(samples: pl.DataFrame) -> dict[str, float]:
     """Ours, each distinct utterance once, against nltk on every utterance of every prefix."""
     some = samples.head(REFERENCE_SAMPLES)
     texts = some.select(pl.col("context").list.concat(pl.concat_list("response"))).to_series()
 
-    def reference() -> list[list[str]]:
-        return [[" ".join(_papers_tokens(text)) for text in prefix] for prefix in texts]
+    def prepare_reference_tokens() -> list[list[str]]:
+        return [[" ".join(_prepare_papers_tokens(text)) for text in prefix] for prefix in texts]
 
-    def ours() -> list[list[str]]:
+    def prepare_our_tokens() -> list[list[str]]:
         tokens = tokenize(texts.explode())
         return pl.Series(tokens).to_list()
 
     tokenize(pl.Series(["Warm up. It's done."]))
-    reference_seconds, theirs = time_call(reference)
-    our_seconds, our_tokens = time_call(ours)
+    reference_seconds, theirs = time_benchmark_call(prepare_reference_tokens)
+    our_seconds, our_tokens = time_benchmark_call(prepare_our_tokens)
     assert our_tokens == [tokens for prefix in theirs for tokens in prefix], "the same tokens"
     return {
         "tokenize_samples_per_second": some.height / our_seconds,
@@ -71,14 +71,14 @@ def _tokenizing(samples: pl.DataFrame) -> dict[str, float]:
     }
 
 
-def _papers_tokens(text: str) -> list[str]:
+def _prepare_papers_tokens(text: str) -> list[str]:
     lowered = text.lower()
     for short, long in CONTRACTIONS.items():
         lowered = lowered.replace(short, long)
     return nltk_tokenize(lowered)
 
 
-def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]:
+def _measure_batch_preparation(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]:
     """Bucketed and prefetched, against random batches of padded lists from a DataLoader."""
     columns = encode(samples, vocabulary)
     rows = [
@@ -86,7 +86,7 @@ def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]
         for row in range(samples.height)
     ]
 
-    def collate(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def collate_prepared_batch(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         pad = torch.nn.utils.rnn.pad_sequence
         return {name: pad([row[name] for row in batch], batch_first=True) for name in batch[0]}
 
@@ -94,12 +94,16 @@ def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]
         rows,  # type: ignore[arg-type]
         batch_size=BATCH,
         shuffle=True,
-        collate_fn=collate,
+        collate_fn=collate_prepared_batch,
         generator=torch.Generator().manual_seed(0),
     )
-    reference_seconds, reference_shares = time_call(lambda: _real_shares(loader))
+    reference_seconds, reference_shares = time_benchmark_call(
+        lambda: _benchmark_unpadded_shares(loader)
+    )
     stream = Stream(columns, size=BATCH)
-    our_seconds, our_shares = time_call(lambda: _real_shares(stream.epoch()))
+    our_seconds, our_shares = time_benchmark_call(
+        lambda: _benchmark_unpadded_shares(stream.epoch())
+    )
     return {
         "epoch_of_batches_seconds": our_seconds,
         "epoch_of_batches_ratio": reference_seconds / our_seconds,
@@ -108,7 +112,7 @@ def _batching(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]
     }
 
 
-def _real_shares(batches: Any) -> dict[str, float]:
+def _benchmark_unpadded_shares(batches: Any) -> dict[str, float]:
     """The share of places that are not padding, in contexts and in responses."""
     real: Counter[str] = Counter()
     padded: Counter[str] = Counter()
@@ -119,7 +123,7 @@ def _real_shares(batches: Any) -> dict[str, float]:
     return {name: real[name] / padded[name] for name in SEQUENCES}
 
 
-def _growth(source: str, folder: Path) -> list[dict[str, float]]:
+def _measure_preparation_growth(source: str, folder: Path) -> list[dict[str, float]]:
     """Time and memory of preparing the corpus once, twice, four times over, each in a process."""
     conversations = [
         {
@@ -140,18 +144,20 @@ def _growth(source: str, folder: Path) -> list[dict[str, float]]:
                 for conversation in conversations:
                     renamed = {**conversation, "id": f"{conversation['id']} {copy}"}
                     file.write(json.dumps(renamed) + "\n")
-        grown.append({"times": times, **_prepare_in_subprocess(path, folder / str(times))})
+        grown.append(
+            {"times": times, **_prepare_benchmark_in_subprocess(path, folder / str(times))}
+        )
     return grown
 
 
-def _prepare_in_subprocess(source: Path, out: Path) -> dict[str, float]:
+def _prepare_benchmark_in_subprocess(source: Path, out: Path) -> dict[str, float]:
     command = [sys.executable, "-m", __name__, str(source), str(out)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
 
 
-def _prepare_one(source: str, out: str) -> None:
+def _prepare_benchmark_once(source: str, out: str) -> None:
     started = time.perf_counter()
     prepare(source, Path(out))
     seconds = time.perf_counter() - started
@@ -159,14 +165,14 @@ def _prepare_one(source: str, out: str) -> None:
     print(json.dumps({"seconds": seconds, "peak_memory_mb": memory}))
 
 
-def time_call(work: Callable[[], Any]) -> tuple[float, Any]:
+def time_benchmark_call(work: Callable[[], Any]) -> tuple[float, Any]:
     """How long it takes, and what comes of it."""
     started = time.perf_counter()
     result = work()
     return time.perf_counter() - started, result
 
 
-def show(screen: Console, measurements: dict[str, Any]) -> None:
+def print_preparation_speed(screen: Console, measurements: dict[str, Any]) -> None:
     """As people read it."""
     names = ("Attune", "reference", "ratio")
     rendered = table("\npreparing", "", *names, numbers=names)
@@ -198,4 +204,4 @@ def show(screen: Console, measurements: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _prepare_one(*sys.argv[1:])
+    _prepare_benchmark_once(*sys.argv[1:])

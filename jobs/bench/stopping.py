@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from attune.jobs.bench.command import run_attune
-from attune.jobs.bench.tuning import training_options
+from attune.jobs.bench.command import run_attune_command
+from attune.jobs.bench.tuning import tuning_benchmark_options
 from attune.platform.runs.metrics_file import read_metrics
 
 VALIDATIONS, STEPS_PER_VALIDATION = 9, 20
@@ -16,12 +16,12 @@ SAMPLES = 16
 """Trials of a sweep that ASHA is to shorten."""
 
 
-def measure(data: Path, folder: Path) -> dict[str, Any]:
+def measure_stopping(data: Path, folder: Path) -> dict[str, Any]:
     """Steps and the best perplexity of the same random trials, stopped by ASHA and by nobody."""
     home = folder / "stopping"
     home.mkdir()
     asked = (
-        *training_options(data),
+        *tuning_benchmark_options(data),
         "--set",
         f"evaluate_every={STEPS_PER_VALIDATION}",
         "--max-steps",
@@ -30,7 +30,7 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     search = ("--space", "optimizer", "--search", "random", "--samples", str(SAMPLES))
     results: dict[str, Any] = {}
     for scheduler in ("none", "asha"):
-        output = run_attune(
+        output = run_attune_command(
             home, "tune", *asked, *search, "--scheduler", scheduler, "--name", scheduler
         )
         runs = (home / "runs").glob(f"{scheduler}-*/metrics.jsonl")
@@ -41,7 +41,7 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     return results
 
 
-def show(screen: Console, results: dict[str, Any]) -> None:
+def print_stopping(screen: Console, results: dict[str, Any]) -> None:
     """Print steps and best perplexity with and without ASHA."""
     none, asha = results["none"], results["asha"]
     screen.print(

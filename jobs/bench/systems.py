@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from attune.jobs.bench.command import run_attune
-from attune.jobs.bench.training import measure_run
+from attune.jobs.bench.command import run_attune_command
+from attune.jobs.bench.training import measure_training_run
 from attune.jobs.tables import table
 
 REFERENCE = "multi-trs"
@@ -41,51 +41,59 @@ PACKAGES = ("infra", "jobs", "models", "platform", "ui")
 Result = dict[str, float]
 
 
-def measure(data: Path, folder: Path, base: str | None) -> dict[str, Any]:
+def measure_systems(data: Path, folder: Path, base: str | None) -> dict[str, Any]:
     """Return the measured turns of each system by preset, and those of the base commit."""
-    with _check_out(base, folder) as environment:
+    with _check_out_benchmarked_commit(base, folder) as environment:
         return {
             preset: {
-                system: _measure_turns(data, folder, preset, system, environment)
+                system: _measure_system_turns(data, folder, preset, system, environment)
                 for system in SYSTEMS
             }
             for preset in PRESETS
         }
 
 
-def _measure_turns(
+def _measure_system_turns(
     data: Path, folder: Path, preset: str, system: str, environment: Mapping[str, str] | None
 ) -> dict[str, list[Result]]:
     """Return the results of a system, of Multi-TRS and of the base commit, one of each per turn."""
     turns: dict[str, list[Result]] = {"system": [], "reference": [], "base": []}
     for number in range(ROUNDS):
         home = folder / f"systems-{preset}-{system}-{number}"
-        turns["system"].append(_train(data, home / "system", system, preset, precision="auto"))
+        turns["system"].append(
+            _train_benchmarked_system(data, home / "system", system, preset, precision="auto")
+        )
         if system != REFERENCE:
             turns["reference"].append(
-                _train(data, home / "reference", REFERENCE, preset, precision="auto")
+                _train_benchmarked_system(
+                    data, home / "reference", REFERENCE, preset, precision="auto"
+                )
             )
         if environment is not None and preset == BASE_PRESET:
-            turns["base"].append(_train(data, home / "base", system, preset, environment))
+            turns["base"].append(
+                _train_benchmarked_system(data, home / "base", system, preset, environment)
+            )
     return turns
 
 
-def _train(
+def _train_benchmarked_system(
     data: Path, home: Path, system: str, preset: str,
     environment: Mapping[str, str] | None = None, precision: str = "fp32",
 ) -> Result:  # fmt: skip
     home.mkdir(parents=True)
-    output = run_attune(
+    output = run_attune_command(
         home, "train", system, "--preset", preset, "--data", str(data), "--name", "bench",
         "--max-steps", str(STEPS), "--set", "evaluate_every=1000000",
         "--set", "track_checkpoint=false", "--set", f"precision={precision}",
         environment=environment,
     )  # fmt: skip
-    return measure_run(Path(output["checkpoint"]).parent)
+    return measure_training_run(Path(output["checkpoint"]).parent)
 
 
 @contextmanager
-def _check_out(commit: str | None, folder: Path) -> Iterator[dict[str, str] | None]:
+def _check_out_benchmarked_commit(
+    commit: str | None, folder: Path
+) -> Iterator[dict[str, str] | None]:
     """Check out a commit; yield the environment variables with which its code runs."""
     if commit is None:
         yield None
@@ -102,7 +110,7 @@ def _check_out(commit: str | None, folder: Path) -> Iterator[dict[str, str] | No
         subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def summarize(turns: Mapping[str, list[Result]]) -> dict[str, float]:
+def summarize_systems(turns: Mapping[str, list[Result]]) -> dict[str, float]:
     """Return the best samples/s and highest memory, and medians of the ratios within a turn."""
     rates = [turn["samples_per_second"] for turn in turns["system"]]
     summary = {
@@ -117,13 +125,13 @@ def summarize(turns: Mapping[str, list[Result]]) -> dict[str, float]:
     return summary
 
 
-def show(screen: Console, results: dict[str, Any]) -> None:
+def print_systems(screen: Console, results: dict[str, Any]) -> None:
     """Print a table per preset."""
     names = ("samples/s", f"of {REFERENCE}", "of the base commit", "peak MB")
     for preset, systems in results.items():
         rows = table(f"\nattune train at preset {preset}", "system", *names, numbers=names)
         for system, turns in systems.items():
-            summary = summarize(turns)
+            summary = summarize_systems(turns)
             ratios = (summary.get(f"ratio_to_{other}") for other in ("reference", "base"))
             rows.add_row(
                 system,

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from attune.jobs.bench.command import run_attune
+from attune.jobs.bench.command import run_attune_command
 from attune.jobs.tables import table
 from attune.models.base import PAIRED, Batch, Progress
 from attune.models.multitask import MultiTransformer, emotion_loss
@@ -63,51 +63,55 @@ SYSTEMS: dict[str, dict[str, float]] = {
 Step = Callable[[Any, Batch], Tensor]
 
 
-def measure(data: Path, folder: Path) -> dict[str, Any]:
+def measure_training(data: Path, folder: Path) -> dict[str, Any]:
     """Samples a second of each, their ratios, and how cost grows with data and vocabulary."""
     rates: dict[str, list[float]] = {name: [] for name in STEPS}
     peaks: dict[str, float] = {}
     for turn in range(ROUNDS):
         for name, steps in STEPS.items():
             measured = (
-                _measure_command(data, folder / f"home-{turn}", steps)
+                _measure_training_command(data, folder / f"home-{turn}", steps)
                 if name == "attune train"
-                else _measure_loops(data, [_Spec(kind=name)], steps)[0]
+                else _measure_training_loops(data, [_Spec(kind=name)], steps)[0]
             )
             rates[name].append(measured["samples_per_second"])
             peaks[name] = measured["peak_memory_mb"]
     systems = [_Spec(variant=name) for name in SYSTEMS]
-    costs = [1 / each["samples_per_second"] for each in _measure_loops(data, systems)]
+    costs = [1 / each["samples_per_second"] for each in _measure_training_loops(data, systems)]
     return {
         "samples_per_second": {name: statistics.median(each) for name, each in rates.items()},
         "all_turns": rates,
         "peak_memory_mb": peaks,
-        "ratio_to_plain": _ratio(rates["attune train"], rates["plain"]),
-        "ratio_to_reference": _ratio(rates["attune train"], rates["reference"]),
-        "good_ratio_to_reference": _ratio(rates["good"], rates["reference"]),
+        "ratio_to_plain": _training_speed_ratio(rates["attune train"], rates["plain"]),
+        "ratio_to_reference": _training_speed_ratio(rates["attune train"], rates["reference"]),
+        "good_ratio_to_reference": _training_speed_ratio(rates["good"], rates["reference"]),
         "cost_of_a_sample": {
             name: cost / costs[0] for name, cost in zip(SYSTEMS, costs, strict=True)
         },
         "growth": {
-            "data": _growth(data, {times: _Spec(times=times) for times in GROWING_DATA}),
-            "vocabulary": _growth(data, {words: _Spec(words=words) for words in GROWING_WORDS}),
+            "data": _measure_training_growth(
+                data, {times: _Spec(times=times) for times in GROWING_DATA}
+            ),
+            "vocabulary": _measure_training_growth(
+                data, {words: _Spec(words=words) for words in GROWING_WORDS}
+            ),
         },
     }
 
 
-def _ratio(ones: list[float], others: list[float]) -> float:
+def _training_speed_ratio(ones: list[float], others: list[float]) -> float:
     return statistics.median(one / other for one, other in zip(ones, others, strict=True))
 
 
-def _growth(data: Path, specs: dict[int, "_Spec"]) -> dict[int, float]:
+def _measure_training_growth(data: Path, specs: dict[int, "_Spec"]) -> dict[int, float]:
     """Milliseconds a sample by size."""
-    measured = _measure_loops(data, list(specs.values()))
+    measured = _measure_training_loops(data, list(specs.values()))
     return {
         size: 1000 / each["samples_per_second"] for size, each in zip(specs, measured, strict=True)
     }
 
 
-def show(screen: Console, results: dict[str, Any]) -> None:
+def print_training_speed(screen: Console, results: dict[str, Any]) -> None:
     """As people read it."""
     rates_table = table(
         f"\ntraining {VARIANT} at preset {PRESET}, median of {ROUNDS} turns",
@@ -117,7 +121,7 @@ def show(screen: Console, results: dict[str, Any]) -> None:
     rates = results["samples_per_second"]
     reference = results["all_turns"]["reference"]
     for name, rate in rates.items():
-        ratio = _ratio(results["all_turns"][name], reference)
+        ratio = _training_speed_ratio(results["all_turns"][name], reference)
         rates_table.add_row(
             name, f"{rate:.1f}", f"{ratio:.2f}", f"{results['peak_memory_mb'][name]:,.0f}"
         )
@@ -130,18 +134,18 @@ def show(screen: Console, results: dict[str, Any]) -> None:
         screen.print(f"milliseconds a sample by {kind}: {', '.join(each)}")
 
 
-def _measure_command(data: Path, home: Path, steps: int) -> dict[str, float]:
+def _measure_training_command(data: Path, home: Path, steps: int) -> dict[str, float]:
     """What a user would type; the rate is that of the steps between two logged times."""
-    output = run_attune(
+    output = run_attune_command(
         home, "train", VARIANT, "--preset", PRESET,
         "--data", str(data), "--max-steps", str(steps), "--name", "bench",
         "--set", "evaluate_every=1000000", "--set", "track_checkpoint=false",
         *(part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")),
     )  # fmt: skip
-    return measure_run(Path(output["checkpoint"]).parent)
+    return measure_training_run(Path(output["checkpoint"]).parent)
 
 
-def measure_run(run: Path) -> dict[str, float]:
+def measure_training_run(run: Path) -> dict[str, float]:
     """Return the samples/s of a run's last stage, between two logged steps, and its peak memory."""
     logged = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line["metrics"]]
     last = logged[-1]
@@ -167,7 +171,7 @@ class _Spec:
     """Size of the vocabulary; 0 takes the data's own."""
 
 
-def _measure_loops(
+def _measure_training_loops(
     data: Path, specs: list[_Spec], steps: int = PLAIN_STEPS
 ) -> list[dict[str, float]]:
     """Rate and most memory of each loop, all in one new process, some steps of each at a time."""
@@ -180,12 +184,12 @@ def _measure_loops(
     return rates
 
 
-def _main(data: str, steps: str, specs_json: str) -> None:
+def _run_training_benchmark(data: str, steps: str, specs_json: str) -> None:
     """What the new process does."""
     specs = [_Spec(**each) for each in json.loads(specs_json)]
     if all(spec.kind == "plain" for spec in specs):
         keep_freed_memory()
-    loops = [_loop(Path(data), spec) for spec in specs]
+    loops = [_benchmark_training_loop(Path(data), spec) for spec in specs]
     for loop in loops:
         for _ in range(WARM_UP):
             next(loop)
@@ -200,9 +204,9 @@ def _main(data: str, steps: str, specs_json: str) -> None:
     print(json.dumps([{"samples_per_second": rate, "peak_memory_mb": peak} for rate in rates]))
 
 
-def _loop(data: Path, spec: _Spec) -> Iterator[int]:
+def _benchmark_training_loop(data: Path, spec: _Spec) -> Iterator[int]:
     """A training loop that gives the number of samples of each step."""
-    vocabulary = _vocabulary(data, spec.words)
+    vocabulary = _benchmark_training_vocabulary(data, spec.words)
     samples = pl.concat([read_dataset_samples(data, "train")] * spec.times)
     columns = encode(samples, vocabulary, emotions=EMOTIONS)
     config, training = configure(spec.variant, PRESET, {**SETTINGS, **SYSTEMS[spec.variant]})
@@ -210,13 +214,15 @@ def _loop(data: Path, spec: _Spec) -> Iterator[int]:
     variant = build_model(spec.variant, config, vocabulary, EMOTIONS).variant.train()
     if spec.kind == "reference":
         optimizer = torch.optim.Adam(variant.parameters(), lr=1e-4, foreach=False, fused=False)
-        batches = _random_batches(columns, training.batch_size)
+        batches = _benchmark_training_batches(columns, training.batch_size)
     else:
         optimizer = torch.optim.Adam(variant.parameters(), lr=1e-4, fused=True)
         batches = (loaded.batch for loaded in Stream(columns, size=training.batch_size).batches())
     losses: dict[str, Step] = {
-        "plain": _our_loss, "good": _good_loss, "reference": _reference_loss
-    }  # fmt: skip
+        "plain": _benchmark_our_loss,
+        "good": _benchmark_good_loss,
+        "reference": _benchmark_reference_loss,
+    }
     loss = losses[spec.kind]
     for batch in batches:
         optimizer.zero_grad()
@@ -225,13 +231,13 @@ def _loop(data: Path, spec: _Spec) -> Iterator[int]:
         yield len(batch)
 
 
-def _our_loss(variant: Any, batch: Batch) -> Tensor:
+def _benchmark_our_loss(variant: Any, batch: Batch) -> Tensor:
     [stage] = variant.stages()
     [update] = stage.updates
     return update_loss(update, getattr(variant, update.losses)({PAIRED: batch}, Progress()))
 
 
-def _good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
+def _benchmark_good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     words = variant.embed(batch)
     source = variant.encode_context(words)
     hidden = variant.decode(words, source)[words.response_mask]
@@ -243,7 +249,7 @@ def _good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     return nll + emotion_loss(variant.classifier(source[:, 0]), batch)
 
 
-def _reference_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
+def _benchmark_reference_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     """Kullback-Leibler divergence from a smoothed target that is written out for every place."""
     context, decoder_input = batch["context"], variant.shift_right(batch["response"])
     [words], [roles] = variant.embedding(context), variant.embedding(batch["context_roles"])
@@ -263,7 +269,7 @@ def _reference_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
     return divergence + emotion_loss(variant.classifier(source[:, 0]), batch)
 
 
-def _random_batches(columns: Columns, size: int) -> Iterator[Batch]:
+def _benchmark_training_batches(columns: Columns, size: int) -> Iterator[Batch]:
     order = np.random.default_rng(0)
     while True:
         shuffled = order.permutation(len(columns["index"]))
@@ -276,7 +282,7 @@ def _random_batches(columns: Columns, size: int) -> Iterator[Batch]:
             yield Batch(tensors=tensors, samples=float(size), tokens=1.0)
 
 
-def _vocabulary(data: Path, words: int) -> Vocabulary:
+def _benchmark_training_vocabulary(data: Path, words: int) -> Vocabulary:
     """The data's own, or one of as many tokens as asked for, cut or filled up with strange ones."""
     own = Vocabulary.build(pl.read_parquet(data / TOKENS), always=EMOTIONS)
     if not words:
@@ -286,4 +292,4 @@ def _vocabulary(data: Path, words: int) -> Vocabulary:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _run_training_benchmark(*sys.argv[1:])

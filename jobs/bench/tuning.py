@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attune.jobs.bench.command import run_attune
+from attune.jobs.bench.command import run_attune_command
 from attune.platform.runs.metrics_file import read_metrics
 
 VARIANT, PRESET, STEPS, TRIALS = "multi-trs", "small", 300, 4
@@ -17,24 +17,32 @@ WHOLE = 300.0
 """Seconds of a trial that overhead is stated for."""
 
 
-def training_options(data: Path) -> tuple[str, ...]:
+def tuning_benchmark_options(data: Path) -> tuple[str, ...]:
     """What is trained, and on what."""
     return (VARIANT, "--data", str(data), "--preset", PRESET, *SETTINGS)
 
 
-def measure(data: Path, folder: Path) -> dict[str, Any]:
+def measure_tuning(data: Path, folder: Path) -> dict[str, Any]:
     """Seconds of a bare run's steps and of each trial's, and what lies between two trials."""
     home = folder / "tuning"
     home.mkdir()
     space = home / "same.yaml"
     seeds = [0.1 + number / 1e6 for number in range(TRIALS)]  # the same but in name
     space.write_text(json.dumps({"space": {"dropout": seeds}, "search": "grid"}), encoding="utf-8")
-    asked = (*training_options(data), "--set", "evaluate_every=100", "--max-steps", str(STEPS))
-    run_attune(home, "train", *asked, "--name", "bare")
+    asked = (
+        *tuning_benchmark_options(data),
+        "--set",
+        "evaluate_every=100",
+        "--max-steps",
+        str(STEPS),
+    )
+    run_attune_command(home, "train", *asked, "--name", "bare")
     tune = ("--sweep", str(space), "--scheduler", "none", "--concurrent", "1", "--name", "bench")
-    run_attune(home, "tune", *asked, *tune)
-    times = [_times(home / "runs" / f"bench-{number:03d}") for number in range(TRIALS)]
-    bare = _times(home / "runs" / "bare")
+    run_attune_command(home, "tune", *asked, *tune)
+    times = [
+        _benchmark_tuning_times(home / "runs" / f"bench-{number:03d}") for number in range(TRIALS)
+    ]
+    bare = _benchmark_tuning_times(home / "runs" / "bare")
     between = [after[0] - before[-1] for before, after in itertools.pairwise(times)]
     steps = statistics.median(each[-1] - each[0] for each in times)
     start, slower = statistics.median(between), steps / (bare[-1] - bare[0])
@@ -46,7 +54,7 @@ def measure(data: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def show(screen: Console, results: dict[str, Any]) -> None:
+def print_tuning_overhead(screen: Console, results: dict[str, Any]) -> None:
     """Print the overhead of a trial."""
     between = ", ".join(f"{seconds:.1f}" for seconds in results["seconds_between_trials"])
     screen.print(
@@ -57,6 +65,6 @@ def show(screen: Console, results: dict[str, Any]) -> None:
     )
 
 
-def _times(run: Path) -> list[float]:
+def _benchmark_tuning_times(run: Path) -> list[float]:
     """When each step was logged, in seconds."""
     return [line["time"] / 1000 for line in read_metrics(run / "metrics.jsonl")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from attune.jobs.screenshot import ALL_DONE, browser, free_port
+from attune.jobs.screenshot import ALL_DONE, free_screenshot_port, screenshot_browser
 from attune.models.decoding import Decoding
 from attune.platform.runs.model import save_model
 from attune.platform.serving.responder import Responder
@@ -71,7 +71,7 @@ def wait_until_ready(process):
 
 @pytest.fixture(scope="module")
 def url(home):
-    process = start(home, "--port", free_port())
+    process = start(home, "--port", free_screenshot_port())
     yield wait_until_ready(process)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
@@ -83,7 +83,7 @@ def url(home):
 @pytest.fixture(scope="module")
 def chromium():
     expect.set_options(timeout=PATIENCE)
-    with browser() as instance:
+    with screenshot_browser() as instance:
         yield instance
 
 
@@ -331,7 +331,9 @@ def test_a_port_in_use(home):
 
 
 def test_without_runs(tmp_path):
-    _, errors = (process := start(tmp_path, "--port", free_port())).communicate(timeout=60)
+    _, errors = (process := start(tmp_path, "--port", free_screenshot_port())).communicate(
+        timeout=60
+    )
     assert process.returncode == 2
     assert "attune train" in errors
     assert len(errors.splitlines()) <= 2

@@ -42,7 +42,7 @@ def postgres_programs():
     return folders[-1] if folders else None
 
 
-def free_port():
+def free_screenshot_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -63,7 +63,7 @@ def database():
         shutil.chown(place, "postgres", "postgres")
         place.chmod(0o700)
         as_owner = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    port = free_port()
+    port = free_screenshot_port()
 
     def call(*command):
         done = subprocess.run(
@@ -87,7 +87,7 @@ class Server:
     """An MLflow server as in infra/compose.yaml, which can be stopped and started again."""
 
     def __init__(self, database, folder):
-        self.database, self.folder, self.port = database, folder, free_port()
+        self.database, self.folder, self.port = database, folder, free_screenshot_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self.process = None
 

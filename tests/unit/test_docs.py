@@ -198,7 +198,7 @@ def check_command(group, command, is_complete):
         check_synopsis(group, command)
         return
     try:
-        options = submit.parse_command(group, shlex.split(command))
+        options = submit.parse_submitted_command(group, shlex.split(command))
     except TyperException as error:
         message = error.format_message()  # empty where the command shows its help
         if is_complete or (message and not re.search("^Missing|requires an argument", message)):

@@ -20,27 +20,31 @@ def variant(build):
 
 def test_all_loops_learn_from_the_same_loss(variant, batch):
     variant.train()
-    ours = training._our_loss(variant, batch)
-    assert torch.allclose(training._good_loss(variant, batch), ours, rtol=1e-5)
+    ours = training._benchmark_our_loss(variant, batch)
+    assert torch.allclose(training._benchmark_good_loss(variant, batch), ours, rtol=1e-5)
 
     def gradient(loss):
         [grad] = torch.autograd.grad(loss, [variant.output.bias])
         return grad
 
     # The papers' target gives padding nothing; its own entropy, left out here, teaches nothing.
-    papers, expected = gradient(training._reference_loss(variant, batch)), gradient(ours)
+    papers, expected = gradient(training._benchmark_reference_loss(variant, batch)), gradient(ours)
     assert torch.allclose(papers / batch.tokens, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("slow", "method"), [(generation._greedy, "greedy"), (generation._beams, "beam")]
+    ("slow", "method"),
+    [
+        (generation._generate_reference_greedily, "greedy"),
+        (generation._generate_reference_by_beams, "beam"),
+    ],
 )
 def test_slow_decoding_gives_the_same_answers(build, test_samples, vocabulary, slow, method):
     variant = build("transformer").variant.eval()
     columns = encode(test_samples.head(6), vocabulary)
     decoding = Decoding(method=method, max_tokens=8, beams=3)
     ours = answer(variant, columns, decoding)
-    assert generation._one_by_one(variant, columns, decoding, slow) == ours
+    assert generation._generate_one_by_one(variant, columns, decoding, slow) == ours
     assert any(ours)
 
 
@@ -52,10 +56,13 @@ def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
             tmp_path / ("stopping" if name[:4] in ("none", "asha") else "tuning") / "runs" / name
         )
         folder.mkdir(parents=True)
-        lines = [{"step": n, "time": 1000 * (start + n * pace)} for n in range(1, steps + 1)]
+        lines = [
+            {"step": n, "time": 1000 * (start + n * pace), "metrics": {}}
+            for n in range(1, steps + 1)
+        ]
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
-    def run_attune(_, command, *arguments):
+    def run_attune_command(_, command, *arguments):
         name = arguments[arguments.index("--name") + 1]
         if command == "train":
             write_metrics(name, 0, 11, 1)
@@ -69,13 +76,13 @@ def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
                 )
         return {"best": {"metrics": {"valid_perplexity": 40.0}}}
 
-    monkeypatch.setattr(tuning, "run_attune", run_attune)
-    monkeypatch.setattr(stopping, "run_attune", run_attune)
-    report = tuning.measure(tmp_path, tmp_path)
+    monkeypatch.setattr(tuning, "run_attune_command", run_attune_command)
+    monkeypatch.setattr(stopping, "run_attune_command", run_attune_command)
+    report = tuning.measure_tuning(tmp_path, tmp_path)
     assert report["seconds_between_trials"] == [5.0] * (tuning.TRIALS - 1)
     assert (report["bare_seconds"], report["trial_seconds"]) == (10.0, 20.0)
     assert report["overhead_of_five_minutes"] == pytest.approx(2 * (1 + 5 / 300) - 1)
-    saved = stopping.measure(tmp_path, tmp_path)
+    saved = stopping.measure_stopping(tmp_path, tmp_path)
     steps = {name: each["steps"] for name, each in saved.items()}
     assert steps == {"none": 16 * 12, "asha": 8 * 12 + 8 * 4}
 
@@ -87,13 +94,13 @@ def test_generated_films_are_subtitles_and_both_numbers_of_workers_are_timed(
     monkeypatch.setattr(curation, "LINES", 5)
     commands = []
 
-    def run_attune(_, *arguments):
+    def run_attune_command(_, *arguments):
         commands.append(arguments)
         workers = arguments[arguments.index("--workers") + 1] if "--workers" in arguments else "0"
         return {"hash": "same", "speed": {"lines_per_second": 10.0 * int(workers)}}
 
-    monkeypatch.setattr(curation, "run_attune", run_attune)
-    report = curation.measure(prepared, tmp_path)
+    monkeypatch.setattr(curation, "run_attune_command", run_attune_command)
+    report = curation.measure_curation(prepared, tmp_path)
     assert {n: [each["lines_per_second"] for each in turns] for n, turns in report.items()} == {
         "1": [10.0] * curation.TURNS, "2": [20.0] * curation.TURNS,
     }  # fmt: skip
@@ -109,30 +116,30 @@ def test_generated_films_are_subtitles_and_both_numbers_of_workers_are_timed(
 def test_systems_take_turns_with_the_reference_and_the_base_commit(tmp_path, monkeypatch):
     order = []
 
-    def run_attune(home, _, system, *arguments, environment):
+    def run_attune_command(home, _, system, *arguments, environment):
         precision = next(each for each in arguments if each.startswith("precision="))
         order.append((system, arguments[1], precision, environment is not None))
         (home / "bench").mkdir()
         return {"checkpoint": str(home / "bench" / "model")}
 
-    def measure_run(_):
+    def measure_training_run(_):
         system = order[-1][0]
         rate = {"multi-trs": 100.0, "moel": 70.0}[system] * (0.5 if order[-1][3] else 1.0)
         return {"samples_per_second": rate, "peak_memory_mb": 1000.0}
 
-    monkeypatch.setattr(systems, "run_attune", run_attune)
-    monkeypatch.setattr(systems, "measure_run", measure_run)
+    monkeypatch.setattr(systems, "run_attune_command", run_attune_command)
+    monkeypatch.setattr(systems, "measure_training_run", measure_training_run)
     monkeypatch.setattr(systems, "SYSTEMS", ("multi-trs", "moel"))
-    results = systems.measure(tmp_path, tmp_path, "HEAD")
+    results = systems.measure_systems(tmp_path, tmp_path, "HEAD")
     assert not (tmp_path / "base").exists()
     assert [each for each in order if each[1] == "paper"][-3:] == [
         ("moel", "paper", "precision=auto", False),
         ("multi-trs", "paper", "precision=auto", False),
         ("moel", "paper", "precision=fp32", True),
     ]
-    summary = systems.summarize(results["paper"]["moel"])
+    summary = systems.summarize_systems(results["paper"]["moel"])
     assert (summary["ratio_to_reference"], summary["ratio_to_base"]) == (0.7, 2.0)
-    assert "ratio_to_base" not in systems.summarize(results["compact"]["moel"])
+    assert "ratio_to_base" not in systems.summarize_systems(results["compact"]["moel"])
 
 
 def test_the_rate_of_a_run_is_that_of_its_last_stage(tmp_path):
@@ -147,4 +154,4 @@ def test_the_rate_of_a_run_is_that_of_its_last_stage(tmp_path):
     record = {"training": {"batch_size": 16}, "result": {"peak_memory_mb": 900.0}}
     (tmp_path / "run.json").write_text(json.dumps(record))
     expected = {"samples_per_second": 16 * 20 / 2, "peak_memory_mb": 900.0}
-    assert training.measure_run(tmp_path) == expected
+    assert training.measure_training_run(tmp_path) == expected

@@ -213,11 +213,11 @@ def test_find_data(tmp_path, monkeypatch, prepared):
 
 
 def test_parse_overrides():
-    assert options.parse_overrides(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
-    assert options.parse_overrides(None) == {}
+    assert options.parse_override_options(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    assert options.parse_override_options(None) == {}
     for text in ("a", "=1", ""):
         with pytest.raises(UsageError, match="KEY=VALUE"):
-            options.parse_overrides([text])
+            options.parse_override_options([text])
 
 
 def test_help_names_every_setting_of_decoding(tmp_path):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from attune.jobs.rates import plan_schedule
+from attune.jobs.rates import plan_rates
 from attune.platform.evaluation.figures import draw_schedules
 
 
 def test_a_schedule_covers_every_step_of_every_stage(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    generator, critics, adversarial = plan_schedule("empdg", str(prepared), "compact")
+    generator, critics, adversarial = plan_rates("empdg", str(prepared), "compact")
     assert [s.name for s in (generator, critics, adversarial)] == [
         "generator", "critics", "adversarial",
     ]  # fmt: skip

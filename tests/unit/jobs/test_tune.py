@@ -16,19 +16,19 @@ def home(tmp_path, monkeypatch):
 
 
 def test_budget_is_parsed_as_a_duration():
-    assert [command._parse_seconds(text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
+    assert [command._parse_tune_seconds(text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
     with pytest.raises(UsageError, match="expected a duration such as 90s"):
-        command._parse_seconds("2 hours")
+        command._parse_tune_seconds("2 hours")
 
 
 def test_grid_trials_are_not_stopped_early_by_default():
     typed = {"variants": ["dummy"], "space": "optimizer"}
-    assert command._create_sweep("usual", typed).scheduler == "asha"
-    assert command._create_sweep("grid", {**typed, "search": "grid"}).scheduler == "none"
+    assert command._create_tune_sweep("usual", typed).scheduler == "asha"
+    assert command._create_tune_sweep("grid", {**typed, "search": "grid"}).scheduler == "none"
     asked_for = {**typed, "search": "grid", "scheduler": "asha"}
-    assert command._create_sweep("asked", asked_for).scheduler == "asha"
-    assert command._create_sweep("ready", {"sweep": "empdg-steps"}).scheduler == "none"
-    population = command._create_sweep("population", {**typed, "scheduler": "pbt"})
+    assert command._create_tune_sweep("asked", asked_for).scheduler == "asha"
+    assert command._create_tune_sweep("ready", {"sweep": "empdg-steps"}).scheduler == "none"
+    population = command._create_tune_sweep("population", {**typed, "scheduler": "pbt"})
     assert population.search == "random"
 
 

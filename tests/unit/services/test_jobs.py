@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from attune.jobs import cli, unpack
-from attune.jobs.jobs import _build_resume_command
-from attune.jobs.submit import _add_name, _find_option, parse_command
+from attune.jobs.jobs import _build_job_resume_command
+from attune.jobs.submit import _add_submitted_name, _find_submitted_option, parse_submitted_command
 from attune.platform.core.commit import VARIABLE, commit
 from attune.platform.core.errors import UsageError
 from attune.platform.core.logging import JOB, TRIAL, job_environment
@@ -74,28 +74,28 @@ def parsed():
     import typer
 
     group = typer.main.get_command(cli.app)
-    return lambda command: parse_command(group, command)
+    return lambda command: parse_submitted_command(group, command)
 
 
 def test_a_run_or_sweep_is_named_when_it_is_submitted(home, parsed):
     train = ["train", "dummy", "--max-steps", "2"]
     for number in (1, 2):  # the second is submitted before the first has begun
         expected = [*train, "--name", f"dummy-bundled-{number}"]
-        assert _add_name(train, parsed(train)) == expected
+        assert _add_submitted_name(train, parsed(train)) == expected
     with_data = ["train", "dummy", "--data", "some/folder"]
-    assert _add_name(with_data, parsed(with_data))[-1] == "dummy-folder-1"
+    assert _add_submitted_name(with_data, parsed(with_data))[-1] == "dummy-folder-1"
     tune = ["tune", "dummy", "--space", "optimizer"]
-    assert _add_name(tune, parsed(tune)) == [*tune, "--name", "tune-dummy-1"]
+    assert _add_submitted_name(tune, parsed(tune)) == [*tune, "--name", "tune-dummy-1"]
     for other in (
         ["train", "dummy", "--name", "mine"],
         ["train", "dummy", "--resume"],
         ["tune", "list"],
         ["runs"],
     ):
-        assert _add_name(other, parsed(other)) == other
+        assert _add_submitted_name(other, parsed(other)) == other
     assert not list(all_runs())  # names that are kept free are no runs
     assert home.is_dir()
-    assert _find_option(["train", "--name=mine"], "--name") == "mine"
+    assert _find_submitted_option(["train", "--name=mine"], "--name") == "mine"
 
 
 def test_uploads_are_stored_by_their_contents(tmp_path, home, monkeypatch):
@@ -155,7 +155,10 @@ def test_a_job_has_its_commit_and_the_command_to_resume(home, monkeypatch):
     assert commit() == "abc"
     job = jobs.Job(id="j", state="STOPPED", began=0, **sent["metadata"])
     again = "attune submit --address http://head:8265 --upload 'my data' -- "
-    assert _build_resume_command(job) == f"{again}train dummy --data 'my data' --name mine --resume"
+    assert (
+        _build_job_resume_command(job)
+        == f"{again}train dummy --data 'my data' --name mine --resume"
+    )
 
 
 def test_log_lines_carry_all_ids(tmp_path, monkeypatch):
