@@ -16,7 +16,8 @@ import socket
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ class Jobs:
         from ray.job_submission import JobSubmissionClient
 
         try:
-            self.client = JobSubmissionClient(self.address)
+            with _address_wins(self.address):
+                self.client = JobSubmissionClient(self.address)
         except AuthenticationError as error:
             raise UsageError(
                 f"the Ray cluster at {self.address} rejected the token, or none was set: put its "
@@ -243,14 +245,27 @@ def has_ended(job: str, dashboard: str) -> bool | None:
 
     A server that does not know the job has been started since.
     """
+    from ray.exceptions import RayError
+
     address = dashboard.partition("/#/")[0]
     if not _accepts_connections(address):
         return None
     try:
         known = {each.submission_id: each for each in Jobs(address).client.list_jobs()}
         return _to_job(known[job]).over if job in known else True
-    except (UsageError, RuntimeError, OSError):
+    except (UsageError, RayError, RuntimeError, OSError):
         return None
+
+
+@contextmanager
+def _address_wins(address: str) -> Iterator[None]:
+    """Hide RAY_ADDRESS while Ray connects to a job server: it would override the address."""
+    ray_address = os.environ.pop("RAY_ADDRESS", None) if "://" in address else None
+    try:
+        yield
+    finally:
+        if ray_address is not None:
+            os.environ["RAY_ADDRESS"] = ray_address
 
 
 @functools.cache

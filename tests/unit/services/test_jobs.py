@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -175,3 +177,42 @@ def test_log_lines_carry_all_ids(tmp_path, monkeypatch):
                 "trial": "t7", "job": "train-1"}  # fmt: skip
     assert expected.items() <= line.items()
     assert job_environment() == {JOB: "train-1", TRIAL: "t7"}
+
+
+class JobServer(BaseHTTPRequestHandler):
+    """Answers as the job server of a Ray cluster that knows one job, which has succeeded."""
+
+    def do_GET(self):
+        answer = {"ray_version": "2.60.0", "version": "4", "ray_commit": "", "session_name": ""}
+        job = {
+            "type": "SUBMISSION", "submission_id": "ended", "job_id": None,
+            "status": "SUCCEEDED", "entrypoint": "attune",
+        }  # fmt: skip
+        body = json.dumps([job] if self.path.startswith("/api/jobs") else answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def job_server():
+    with HTTPServer(("127.0.0.1", 0), JobServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("home")
+def test_the_job_server_is_asked_although_ray_address_names_a_cluster(job_server, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # Ray's client prefers it to its argument
+    assert jobs.has_ended("ended", f"{job_server}/#/jobs/ended") is True
+    assert os.environ["RAY_ADDRESS"] == "127.0.0.1:1"
+
+
+@pytest.mark.usefixtures("home")
+def test_it_is_unknown_whether_a_job_has_ended_if_its_server_is_gone():
+    assert jobs.has_ended("any", "http://127.0.0.1:1/#/jobs/any") is None
