@@ -287,7 +287,7 @@ class DualEmp(Transformer):
         ]
         self.emotions.weight *= INITIAL_EMOTION_LOGIT
 
-    def _build_layers(self, config: TransformerConfig) -> None:
+    def build_layers(self, config: TransformerConfig) -> None:
         """Build both directions, each with its own encoder, decoder and output layer."""
         assert isinstance(config, DualEmpConfig)
         self.forward_model = self._build_direction(config)

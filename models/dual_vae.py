@@ -79,7 +79,7 @@ class DualVae(MultiTransformer):
         self.prior = Gaussian(width, width)  # p(z | c)
         self.posterior = Gaussian(2 * width, width)  # q(z | c, y)
         self.response_encoder = Encoder(config.layer_shape, config.num_layers)
-        self.response_decoder = Decoder(config.layer_shape, self._decoder_layer_types(config))
+        self.response_decoder = Decoder(config.layer_shape, self.decoder_layer_types(config))
 
     def loss_weights(self) -> dict[str, float]:
         """Return the weights of response, emotion, KL divergence and reconstruction."""

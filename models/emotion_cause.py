@@ -500,10 +500,10 @@ class EmotionCause(Transformer):
             labels = batch[CAUSES]
         return labels.masked_fill(context == self.data_info.specials["<pad>"], UNKNOWN)
 
-    def _decoder_layer_types(self, config: TransformerConfig) -> list[type[DecoderLayer]]:
+    def decoder_layer_types(self, config: TransformerConfig) -> list[type[DecoderLayer]]:
         """Return the type of each decoder layer: with gated attention where gates are used."""
         assert isinstance(config, EmotionCauseConfig)
-        layer_types = super()._decoder_layer_types(config)
+        layer_types = super().decoder_layer_types(config)
         if config.gated_by == "nothing":
             return layer_types
         count = config.num_layers

@@ -219,15 +219,15 @@ class Transformer(DialogueVariant):
         self.positions = Positions(config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.word_dropout = WordDropout(config.word_dropout, data_info)
-        self._build_layers(config)
+        self.build_layers(config)
 
-    def _build_layers(self, config: TransformerConfig) -> None:
+    def build_layers(self, config: TransformerConfig) -> None:
         """Build encoder, decoder and output layer."""
         self.encoder = Encoder(config.layer_shape, config.num_layers)
-        self.decoder = Decoder(config.layer_shape, self._decoder_layer_types(config))
+        self.decoder = Decoder(config.layer_shape, self.decoder_layer_types(config))
         self.output = OutputLayer(self.embedding, config.width, tied=config.tied)
 
-    def _decoder_layer_types(self, config: TransformerConfig) -> list[type[DecoderLayer]]:
+    def decoder_layer_types(self, config: TransformerConfig) -> list[type[DecoderLayer]]:
         """Return the type of each decoder layer, lowest first."""
         return [DecoderLayer] * config.num_layers
 

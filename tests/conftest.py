@@ -79,7 +79,7 @@ def tiny_encoder(vocabulary, tmp_path_factory):
 @pytest.fixture(scope="session")
 def encode_samples(vocabulary, tiny_encoder):
     """A function that encodes samples with every column that any variant reads."""
-    emotion_words = EmotionWords(bundled.lexicon()).find
+    emotion_words = EmotionWords(bundled.lexicon()).find_emotion_words
     encoder = encoders.load_encoder(str(tiny_encoder))
 
     def encode_all(samples):

@@ -85,7 +85,7 @@ def test_the_published_samples_of_empdg(dialogues):
 
 def test_emotion_words_of_the_lexicon_and_adjectives(dialogues):
     folder, _ = dialogues
-    find = EmotionWords(Lexicon.load(DATA / "nrc" / "emotion_lexicon.json")).find
+    find = EmotionWords(Lexicon.load(DATA / "nrc" / "emotion_lexicon.json")).find_emotion_words
     # The example of the paper's Figure 1 has "new" and "job"; "new" is in no lexicon of NRC.
     text = "my sister called me this morning and told me she scored a new job with microsoft !"
     assert {"sister", "new", "job"} <= set(find(pl.Series([text]))[0].split())
