@@ -86,7 +86,7 @@ def test_files_beyond_the_limit_are_named_with_the_variable(tmp_path, monkeypatc
     path.write_bytes(gzip.compress(b"a line\n" * 1_000))
     with pytest.raises(DataError, match=r"larger than 0.001 MB \(ATTUNE_MAX_FILE_MB\) when"):
         list(read_file_lines(path))
-    for read in (read_whole_file, subtitles.read):
+    for read in (read_whole_file, subtitles.read_subtitles):
         with pytest.raises(DataError, match=r"larger than 0.001 MB \(ATTUNE_MAX_DOCUMENT_MB\)"):
             read(path)
 

@@ -106,7 +106,7 @@ def test_generated_films_are_subtitles_and_both_numbers_of_workers_are_timed(
     }  # fmt: skip
     assert commands[0][:2] == ("data", "turns")
     films = subtitles.find_subtitles(tmp_path / "curation" / "films")
-    for lines in map(subtitles.read, films):
+    for lines in map(subtitles.read_subtitles, films):
         assert len(lines) == 5
         assert all(line.end - line.start == pytest.approx(2.0) for line in lines)
         assert all(after.start > line.end for line, after in itertools.pairwise(lines))
