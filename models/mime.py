@@ -201,10 +201,10 @@ class Mime(Transformer):
     group_mask: Tensor
     """(groups, emotions), True for the emotions of a group."""
     posterior_emotion_mix: Tensor
-    """(emotions + 1, groups, emotions), for each true emotion the weights of the emotion embeddings
-    that condition a group's posterior."""
+    """(emotions + 1, groups, emotions), by true emotion: the weights of the emotion embeddings in
+    the mean that conditions the posterior of a group."""
     group_targets: Tensor
-    """(emotions + 1, groups), for each true emotion the emotion that a group has to predict."""
+    """(emotions + 1, groups), by true emotion: the emotion that a group is trained to predict."""
 
     def __init__(self, config: MimeConfig, data_info: DataInfo):
         super().__init__(config, data_info)
@@ -234,8 +234,7 @@ class Mime(Transformer):
 
     def _register_group_buffers(self, num_emotions: int) -> None:
         """Precompute the tables that depend only on the true emotion: a lookup is cheaper than a
-        dozen small operations per step. The last row of tables indexed by the true emotion is for
-        samples without one (-1)."""
+        dozen small operations per step. Their last row (-1) is for samples without an emotion."""
         group_mask = torch.zeros(len(self.groups), num_emotions, dtype=torch.bool)
         for group, indices in enumerate(self.groups.values()):
             group_mask[group, indices] = True
@@ -323,8 +322,8 @@ class Mime(Transformer):
         return logits
 
     def prior_emotions(self, h_cls: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Return d_g of each group under the prior, (groups, B, emotions) (eq. 7-9), for a z_g
-        sampled from `noise` (groups, B, D), or at the prior's mean without noise."""
+        """Return d_g of each group under the prior, (groups, B, emotions) (eq. 7-9). z_g is sampled
+        from `noise` (groups, B, D); without noise it is the prior's mean."""
         mean, log_variance = self.prior(h_cls)
         z = mean if noise is None else self._sample_latent(mean, log_variance, noise)
         return self._group_log_probs(z).exp()
@@ -386,7 +385,7 @@ class Mime(Transformer):
         return (positive - negative).sigmoid() >= self.config.positive_threshold
 
     def _true_polarity(self, emotion: Tensor, emotion_logits: Tensor) -> Tensor:
-        """Return whether the true emotion is positive, or the predicted one where it is unknown:
+        """Return whether the true emotion is positive, or, if it is unknown, the predicted one:
         (B,)."""
         is_positive = self.group_mask[0, emotion.clamp(min=0)]
         is_known = emotion >= 0
@@ -397,7 +396,7 @@ class Mime(Transformer):
     def _fuse_by_predicted_polarity(
         self, hidden: Tensor, embedded: EmbeddedBatch, emotion_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Fuse as outside training, with the polarity of the predicted emotion."""
+        """Fuse as in validation and decoding, with the polarity of the predicted emotion."""
         is_positive = self._predict_polarity(self.classify_emotion(hidden[:, 0]))
         return self._fuse_emotions(hidden, embedded, emotion_probs, is_positive)
 
@@ -407,15 +406,15 @@ class Mime(Transformer):
         """Return the fused context without `<cls>`, (B, S - 1, D), and the gates of its N real
         tokens, (N, groups, D or 1).
 
-        With H the hidden states of the context without `<cls>`, it computes
+        H are the hidden states of the context without `<cls>`. The plain equations are
 
-            H_resp  = [H_i; m]                             eq. 20, and H_resp~ with m~, eq. 21
-            M       = TR_respEnc(W H_resp + b)             eq. 22, and M~ from H_resp~, eq. 23
-            M'      = [M_i; M~_i]                          eq. 24
-            M_fused = FC_fused(sigma(FC_contrib(M')) * M') eq. 25-27
+            H_resp  = [H_i; m]                              eq. 20-21 (H_resp~ with m~)
+            M       = TR_respEnc(W H_resp + b)              eq. 22-23 (M~ from H_resp~)
+            M'      = [M_i; M~_i]                           eq. 24
+            M_fused = FC_fused(sigma(FC_contrib(M')) * M')  eq. 25-27
 
-        Both groups form one batch, padding is left out, and W [H_i; m] is W_H H_i + W_m m, so that
-        each token is multiplied once and each emotion once per sample.
+        The code computes M and M~ as one batch, leaves out padding, and splits W [H_i; m] into
+        W_H H_i, which both groups share, and W_m m, which the tokens of a sample share.
         """
         e = emotion_probs @ self.emotions.weight  # eq. 10: (groups, B, D)
         if self.config.mimicry:  # eq. 18-19: m comes first, then m~
@@ -466,18 +465,7 @@ class Mime(Transformer):
             replace(
                 explanation,
                 groups=dict(zip(self.groups, group_probs[row].tolist(), strict=True)),
-                response_emotion={
-                    name: dict(
-                        zip(
-                            self._group_emotion_names(name),
-                            probs[row, indices].tolist(),
-                            strict=True,
-                        )
-                    )
-                    for (name, indices), probs in zip(
-                        self.groups.items(), response_emotion, strict=True
-                    )
-                },
+                response_emotion=self._name_emotions_of_groups(response_emotion[:, row]),
                 by_word={
                     f"gate {name}": mean_gates[row][:, column].tolist()
                     for column, name in enumerate(names)
@@ -498,8 +486,12 @@ class Mime(Transformer):
             groups=[group_names[index] for index in range(len(emotions))],
         )
 
-    def _group_emotion_names(self, group: str) -> list[str]:
-        return [self.data_info.emotions[index] for index in self.groups[group]]
+    def _name_emotions_of_groups(self, probs: Tensor) -> dict[str, dict[str, float]]:
+        """Return probabilities (groups, emotions) by the names of group and emotion."""
+        return {
+            group: {self.data_info.emotions[index]: row[index].item() for index in indices}
+            for (group, indices), row in zip(self.groups.items(), probs, strict=True)
+        }
 
 
 def group_emotions(config: MimeConfig, emotions: Sequence[str]) -> dict[str, list[int]]:
