@@ -91,7 +91,7 @@ def use_everything(call, open_run, samples):
     assert json_output(tuned)["trials"] == samples
     for command in (
         ("evaluate", "done", "--split", "test"),
-        ("promote", "done", "--split", "valid", "--force"),
+        ("promote", open_run, "--split", "valid", "--force"),
         ("respond", "done", "--context", "I won!"),
     ):
         json_output(call(*command, "--json"))
