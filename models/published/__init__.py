@@ -1,8 +1,8 @@
-"""What papers print of these systems on EmpatheticDialogues, one file for each paper that does.
+"""Published results on EmpatheticDialogues, one JSON file per paper.
 
-Figures are in our units (accuracies and distinct-n as fractions) under the name of the metric they
-may stand beside; a paper's perplexity is a mean over samples. What is printed is kept, slips too,
-with a note.
+Values are in Attune's units (accuracies and distinct-n as fractions), under the name of the metric
+that they are comparable with; a paper's perplexity is a mean over samples. Printed values are
+copied without correction; a note points out misprints.
 """
 
 import json
@@ -14,38 +14,38 @@ from importlib import resources
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One printed number."""
+    """A published value."""
 
     variant: str
     metric: str
     value: float
     paper: str
-    """Who printed it, which need not be who proposed the system."""
+    """The paper that published it, not necessarily the paper that proposed the system."""
     source: str
-    """Where in the paper."""
+    """The table or section of the paper."""
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How somebody's figures were measured, where that is not our way."""
+    """The conditions under which results are measured, which some papers chose differently."""
 
     help: str
     drops_last_turns: bool = False
-    """Leaves out the last listener turn of each conversation."""
-    tells_truth: bool = False
-    """Perplexity is that of a model which is told what it otherwise has to predict."""
+    """Leave out the last listener turn of each conversation."""
+    uses_true_labels: bool = False
+    """Compute perplexity with the true labels that the model otherwise predicts."""
 
 
 PROFILES = {
     "attune": Profile(help="all samples of a split"),
     "empdg": Profile(
-        help="EmpDG's 2,713 test samples: no conversation's last listener turn",
+        help="EmpDG's 2,713 test samples, without the last listener turn of each conversation",
         drops_last_turns=True,
     ),
     "meed2": Profile(
-        help="MEED2's perplexity, very likely: the true label is told",
-        tells_truth=True,
+        help="perplexity with the true label of the response, very likely as in MEED2",
+        uses_true_labels=True,
     ),
 }
 
@@ -57,11 +57,12 @@ def find_figures(variant: str, metric: str) -> list[Figure]:
 
 @cache
 def figures() -> tuple[Figure, ...]:
-    """Everything, paper by paper."""
+    """Return all published values."""
     return tuple(_read_published())
 
 
 def _read_published() -> Iterator[Figure]:
+    """Yield the values of all files, sorted by file name."""
     files = [path for path in resources.files(__name__).iterdir() if path.name.endswith(".json")]
     for path in sorted(files, key=lambda path: path.name):
         content = json.loads(path.read_text(encoding="utf-8"))

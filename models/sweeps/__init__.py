@@ -1,1 +1,1 @@
-"""Ready-made sweeps: what the papers tried or say that they tuned, one YAML file each."""
+"""Ready-made sweeps: the settings that the papers compared or tuned, one YAML file each."""

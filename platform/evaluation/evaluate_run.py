@@ -155,7 +155,7 @@ def evaluate_answers(
         conditions.decoding,
         progress=track("answers", f"{model_folder.parent.name} on {split}", samples.height),
         controls=conditions.controls,
-        oracle=PROFILES[conditions.profile].tells_truth,
+        oracle=PROFILES[conditions.profile].uses_true_labels,
     )
 
 
