@@ -1,6 +1,6 @@
-"""One or two workers, and from one number to another: the same losses within a tolerance.
+"""Losses are the same within a tolerance with one worker, two, or a changing number.
 
-The tolerance is for sums taken in another order: 1e-4 of a loss after a dozen steps.
+Sums are computed in another order, hence the tolerance: 1e-4 of a loss after a dozen steps.
 """
 
 import multiprocessing
@@ -75,7 +75,7 @@ def assert_alike(one, other):
 
 
 @pytest.mark.parametrize("zero", [0, 2])
-def test_two_workers_then_one_then_two_give_what_one_gives(begin, alone, zero):
+def test_losses_do_not_depend_on_the_number_of_workers(begin, alone, zero):
     run = begin(f"zero-{zero}", zero)
     for world_size, stop_at in ((2, 4), (1, 8), (2, 0)):
         work(run, world_size, stop_at)
