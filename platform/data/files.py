@@ -1,9 +1,8 @@
-"""Rows out of files, a piece at a time: a corpus larger than memory is read in constant memory.
+"""Chunked reading of text, CSV and Parquet files, and chunked writing of Parquet files.
 
-The same with Parquet, whose pieces are frames, out of files and into them.
-
-Every row comes with its number (1 for the first line, as an editor shows it) and, where it cannot
-be read, with the reason and its raw text instead of its content.
+Memory does not grow with the size of a file, so a corpus may be larger than memory. Each row of a
+text file or CSV has its line number, from 1. A row that cannot be read has the reason and its raw
+text in place of its content.
 """
 
 import csv
@@ -25,33 +24,35 @@ ROWS_AT_A_TIME = 50_000
 BYTES_PER_ROW = 256
 MEGABYTE = 10**6
 RAW_LENGTH, LONGEST_RAW = 300, 350
-"""A rejected text is cut to so many characters if it has more than so many, so that a text that was
-cut, and says how long it was, is not cut again."""
+"""A rejected text of more than `LONGEST_RAW` characters is cut to `RAW_LENGTH`. The difference
+leaves space for the note of its length, so that a shortened text is not shortened again."""
 T = TypeVar("T")
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "dev": "valid", "val": "valid", "test": "test"}
-_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # how surrogateescape keeps what is not UTF-8
+_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, by surrogateescape
 
 
 def file_extension(path: Path) -> str:
-    """`.csv` for `Train.CSV.gz`."""
+    """Return the extension in lower case, without compression: `.csv` for `Train.CSV.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def split_from_file_name(path: Path) -> str | None:
-    """The split that a file's name tells: `dailydialog_test.json` is test, `dev.csv` is valid."""
+    """Return the split in a file's name, or None: test for `dailydialog_test.json`, valid for
+    `dev.csv`."""
     words = path.name.lower().replace(".", "_").replace("-", "_").split("_")
     return next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), None)
 
 
 def file_head(path: Path) -> str:
-    """The first few lines, for telling formats apart; what is not UTF-8 in them is replaced."""
+    """Return the first lines, by which formats are recognised; bytes that are not UTF-8 are
+    replaced."""
     with open_file_bytes(path) as stream:
         return stream.read(2048).decode("utf-8-sig", errors="replace").strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """A limit on what is read, so that a file cannot take all memory."""
+    """A limit on the size of an input, so that one file cannot use all memory."""
 
     variable: str
     """The environment variable that sets it, in megabytes."""
@@ -89,12 +90,14 @@ def read_whole_file(path: Path) -> bytes:
     with open_file_bytes(path) as stream:
         content = stream.read(DOCUMENT.bytes + 1)
     if len(content) > DOCUMENT.bytes:
-        raise DataError(f"{path} is larger than {DOCUMENT.describe()}: split it, or raise it")
+        raise DataError(
+            f"{path} is larger than {DOCUMENT.describe()}: split it, or raise the limit"
+        )
     return content
 
 
 class LineReader:
-    """The lines of a file, within the limits on lines and on the file."""
+    """Reads the lines of a file, within the limits for lines and files."""
 
     def __init__(self, path: Path, stream: IO[bytes]):
         self.path, self.stream = path, stream
@@ -105,8 +108,8 @@ class LineReader:
         self.limit, self.file_limit = LINE.bytes, FILE.bytes
 
     def read(self) -> tuple[bytes, str | None]:
-        """Return the next line and its problem; of a line that is too long only the beginning. At
-        the end of the file the line is empty."""
+        """Return the next line and its problem, if any. A line that is too long is cut; at the end
+        of the file the line is empty."""
         line = self._read_line_part()
         self.number += bool(line)
         if self.number == 1:
@@ -120,7 +123,7 @@ class LineReader:
         return line[:RAW_LENGTH], problem
 
     def _read_line_part(self) -> bytes:
-        """Return the rest of the line, at most one byte more than a line may have."""
+        """Return the rest of the line, up to one byte more than the limit."""
         part = self.stream.readline(self.limit + 1)
         self.size += len(part)
         if self.size > self.file_limit:
@@ -179,22 +182,22 @@ class Record:
 
     @property
     def raw(self) -> str | None:
-        """What a bad row held, for the rejects."""
+        """The text of a row with a problem, for the file of rejected rows."""
         if self.problem is None:
             return None
         return ",".join(self.fields.values()).encode(errors="backslashreplace").decode()
 
 
 def read_csv_header(path: Path) -> list[str]:
-    """The column names of a CSV."""
+    """Return the column names of a CSV."""
     with open_file_bytes(path) as stream:
         return _parse_csv_header(path, csv.reader(_DecodedLines(LineReader(path, stream))))
 
 
 def read_csv_records(path: Path, required: Iterable[str]) -> Iterator[Record]:
-    """A CSV whose cells may be quoted and hold line breaks.
+    """Yield the rows of a CSV, whose cells may be quoted and contain line breaks.
 
-    Python's csv and not polars: polars refuses a whole file for one bad row and can't say which.
+    This uses Python's csv: polars rejects a whole file because of one bad row, without its number.
     """
     csv.field_size_limit(FIELD.bytes)
     with open_file_bytes(path) as stream:
@@ -216,8 +219,9 @@ def read_csv_records(path: Path, required: Iterable[str]) -> Iterator[Record]:
             except csv.Error as error:
                 if "unexpected end of data" in str(error):
                     raise DataError(
-                        f"{path}, row {row}: a quotation mark opens here and never closes, so the "
-                        f"rest of the file is lost: close it, or double it if it is meant"
+                        f"{path}, row {row}: a quotation mark opens here and is never closed, so "
+                        f"the rest of the file cannot be read: close it, or double it if it is "
+                        f"part of the text"
                     ) from None
                 yield Record(row=row, fields={}, problem=_csv_problem(error))
                 continue
@@ -227,7 +231,7 @@ def read_csv_records(path: Path, required: Iterable[str]) -> Iterator[Record]:
 
 
 def chunk_rows(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T]]:
-    """Lists of at most `size` rows."""
+    """Yield lists of at most `size` rows."""
     piece: list[T] = []
     for row in rows:
         piece.append(row)
@@ -239,7 +243,7 @@ def chunk_rows(rows: Iterable[T], size: int = ROWS_AT_A_TIME) -> Iterator[list[T
 
 
 class ParquetWriter:
-    """A Parquet file that is written a frame at a time, all of one schema."""
+    """Writes a Parquet file in chunks: frames of the same schema."""
 
     def __init__(self, path: Path, schema: pl.Schema):
         self.writer = pq.ParquetWriter(
@@ -247,7 +251,7 @@ class ParquetWriter:
         )
 
     def write(self, rows: pl.DataFrame) -> None:
-        """Add a piece."""
+        """Append rows."""
         self.writer.write_table(_rows_to_arrow(rows))
 
     def __enter__(self) -> "ParquetWriter":
@@ -260,7 +264,7 @@ class ParquetWriter:
 def read_parquet_chunks(
     path: Path, size: int, columns: Iterable[str] | None = None
 ) -> Iterator[pl.DataFrame]:
-    """Frames of at most `size` rows of a Parquet file."""
+    """Yield frames of at most `size` rows of a Parquet file."""
     try:
         wanted = None if columns is None else list(columns)
         for batch in pq.ParquetFile(path).iter_batches(size, columns=wanted):
@@ -268,11 +272,11 @@ def read_parquet_chunks(
             assert isinstance(piece, pl.DataFrame)
             yield piece
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is missing or damaged: make its folder anew") from error
+        raise DataError(f"{path} is missing or damaged: create its folder again") from error
 
 
 def read_parquet_rows(path: Path, start: int, count: int) -> pl.DataFrame:
-    """Return some consecutive rows of a Parquet file, in their order."""
+    """Return `count` consecutive rows of a Parquet file, in their order."""
     rows = pl.scan_parquet(path, row_index_name="_row").slice(start, count).collect()
     return rows.sort("_row").drop("_row")
 
@@ -313,7 +317,7 @@ def _decode_file_line(line: bytes) -> tuple[str | None, str | None, str | None]:
 
 
 class _DecodedLines:
-    """Lines as text for Python's csv, which goes on after an error as generators cannot."""
+    """Decoded lines for Python's csv. Unlike a generator, it can continue after an error."""
 
     def __init__(self, reader: LineReader):
         self.reader = reader
@@ -335,7 +339,9 @@ def _csv_record_problem(fields: list[str], header: list[str]) -> str | None:
         if match := _ESCAPED_BYTE.search(field):
             return _not_utf8(ord(match[0]) - 0xDC00, match.start())
     if len(fields) != len(header):
-        return f"wrong number of fields: {len(fields)} where the header has {len(header)}"
+        return (
+            f"wrong number of fields: expected {len(header)}, as in the header, got {len(fields)}"
+        )
     return None
 
 

@@ -1,12 +1,12 @@
-"""Anybody's own dialogues: JSON lines, CSV or Parquet.
+"""The project's general dialogue format, for user data: JSON lines, CSV or Parquet.
 
-JSON lines, one conversation each:
+JSON lines have one conversation per line:
     {"id": "a1", "emotion": "sad", "situation": "...", "split": "train",
      "utterances": [{"role": "speaker", "text": "..."}, {"role": "listener", "text": "..."}]}
-CSV and Parquet, one utterance a row: conversation_id, turn, role, text. `emotion`, `situation` and
-`split` may be left out everywhere, and an utterance may carry `label` (one of the 41), `cause`
-(does it hold the cause of the conversation's emotion?), `speaker` (who says it), and `start` and
-`end` in seconds; `episode` is of the conversation.
+CSV and Parquet have one utterance per row, with the columns conversation_id, turn, role and text.
+Optional in all formats are `emotion`, `situation`, `split` and `episode` of a conversation, and of
+an utterance `label` (one of the 41), `cause` (whether it contains the cause of the conversation's
+emotion), `speaker` (the speaker's name), and `start` and `end` in seconds.
 """
 
 import json
@@ -44,11 +44,12 @@ _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0
 
 
 class _BadValueError(ValueError):
-    """A value of the wrong kind; the message is the row's problem."""
+    """A value of the wrong type; its message is reported as the row's problem."""
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By the ending; a CSV by its column conversation_id, a .json by a whole object a line."""
+    """Return whether a file has this format: by its extension, for a CSV also by the column
+    conversation_id, for a .json by a complete object in the first line."""
     first_line = head.partition("\n")[0].strip()
     if file_extension(path) == ".csv":
         return "conversation_id" in first_line
@@ -58,7 +59,7 @@ def recognises(path: Path, head: str) -> bool:
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:  # noqa: ARG001
-    """Conversations, a piece of the file at a time."""
+    """Yield conversations, one chunk of the file at a time."""
     if file_extension(path) == ".parquet":
         return _read_dialogue_parquet(path)
     if file_extension(path) == ".csv":
@@ -100,7 +101,7 @@ def _parse_dialogue(path: Path, line: str) -> list[dict[str, object]]:
         if isinstance(utterance, dict) and {"role", "text"} <= set(utterance):
             rows.append(_parse_dialogue_utterance(path, {**utterance, **shared, "turn": turn}, raw))
         else:
-            problem = "missing key: an utterance needs 'role' and 'text'"
+            problem = "missing key: an utterance must have 'role' and 'text'"
             rows.append({"problem": problem, "raw": raw})
     return rows
 
@@ -114,7 +115,7 @@ def _read_dialogue_csv(path: Path) -> Iterator[pl.DataFrame]:
                 name = record.fields.get("conversation_id", "").encode(errors="replace").decode()
                 place |= {"conversation_id": name or None, "raw": record.raw}
                 rows.append({**place, "problem": record.problem})
-            else:  # an empty cell says nothing
+            else:  # an empty cell is a missing value
                 fields = {key: value for key, value in record.fields.items() if value.strip()}
                 rows.append(
                     {**place, **_parse_dialogue_utterance(path, fields, ",".join(fields.values()))}
@@ -143,7 +144,7 @@ def _read_dialogue_parquet(path: Path) -> Iterator[pl.DataFrame]:
 
 
 def _parse_dialogue_utterance(path: Path, fields: Mapping[str, Any], raw: str) -> dict[str, object]:
-    """One utterance from named values, whatever file they stood in."""
+    """Return the row of an utterance from its values by name, the same for all formats."""
     row: dict[str, object] = {"conversation_id": None}
     try:
         row["conversation_id"] = _parse_dialogue_name(fields.get("conversation_id"))
@@ -169,19 +170,19 @@ def _parse_dialogue_name(value: Any) -> str:
 
 
 def _parse_dialogue_text(key: str, value: Any) -> str | None:
-    if value is None or value != value:  # NaN, which is how pandas writes nothing
+    if value is None or value != value:  # NaN: pandas writes missing values so
         return None
     if not isinstance(value, str):
         raise _BadValueError(f"not text: {key} is {value!r:.60}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _BadValueError(f"not text: {key} holds half a character (a lone surrogate)") from None
+        raise _BadValueError(f"not text: {key} contains a lone surrogate") from None
     return value.strip()
 
 
 def _parse_dialogue_turn(value: Any) -> int:
-    # pandas turns whole numbers into 0.0 as soon as one is missing.
+    # pandas converts a column of integers to floats (0.0) if one of them is missing.
     text = str(value).strip().removesuffix(".0")
     if isinstance(value, bool) or not text.isdecimal() or len(text) > 9:
         raise _BadValueError(f"not a whole number: turn '{value}'")

@@ -82,13 +82,14 @@ def _find_ed_cause_problem(conversation: Any) -> str | None:
         return "not an object: a line must be a JSON object"
     for key, kind in _NEEDED.items():
         if type(conversation.get(key)) is not kind:
-            return f"missing key: no '{key}', or not as {kind.__name__}"
+            return f"missing key: no '{key}' of type {kind.__name__}"
     for words in conversation["utters"]:
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             return "not a list: an utterance must be a list of words"
     turns = range(len(conversation["utters"]))
     if not all(type(cause) is int and cause in turns for cause in conversation["emotion_cause"]):
         return (
-            f"wrong cause: {conversation['emotion_cause']} where there are {len(turns)} utterances"
+            f"wrong cause: {conversation['emotion_cause']}, the conversation has {len(turns)} "
+            f"utterances numbered from 0"
         )
     return None

@@ -1,10 +1,10 @@
 """EDOS (Welivita, Xie and Pu 2021): dialogues from OpenSubtitles, one per row, each with a label.
 
-There are four files with different columns. The turns of a dialogue are the lines of a quoted cell,
-in three files after `- `. The texts are tokenised with spaces (`I 'm`), which are removed so that
-all datasets have the same spelling. The speakers are unknown, so turns alternate. The label is that
-of the last turn, and the conversation's emotion if it is one of the 32. The split is a hash of the
-text, because some dialogues occur several times.
+There are four files with different columns. The turns of a dialogue are the lines of a quoted cell;
+in three files each begins with `- `. The texts are tokenised with spaces (`I 'm`). These are
+removed, so that all datasets have the same spelling. The speakers are unknown, so roles alternate.
+The label is that of the last turn, and the conversation's emotion if it is one of the 32. The split
+is determined by a hash of the text, because some dialogues occur several times.
 """
 
 from collections import Counter
@@ -109,4 +109,6 @@ def _find_edos_column(path: Path, names: tuple[str, ...]) -> str:
     for name in names:
         if name in header:
             return name
-    raise DataError(f"{path}, row 1: none of the columns {', '.join(names)} is there")
+    raise DataError(
+        f"{path}, row 1: expected one of the columns {', '.join(names)}; the header is {header}"
+    )

@@ -52,7 +52,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
             .str.strip_chars()
             .cast(pl.Int64, strict=False)
         )
-        # A file that was saved with quoted cells: its commas would split texts.
+        # In a file saved with quoted cells, commas would split the texts.
         quoted = (pl.col("count") > len(HEADER)) & (
             _opens_quotation("utterance") | _opens_quotation("prompt")
         )
@@ -75,12 +75,12 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
                 .when(~readable)
                 .then(
                     pl.format(
-                        f"wrong number of fields: {{}} where {len(HEADER)} are expected",
+                        f"wrong number of fields: expected {len(HEADER)}, got {{}}",
                         "count",
                     )
                 )
                 .when(quoted)
-                .then(pl.lit("quoted cell: texts are not quoted here, and a comma is '_comma_'"))
+                .then(pl.lit("quoted cell: expected unquoted texts, with '_comma_' for a comma"))
                 .when(index.is_null())
                 .then(
                     pl.format(

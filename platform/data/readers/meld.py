@@ -1,8 +1,8 @@
 """MELD (Poria et al. 2019): a television series with speakers, emotions and subtitle times.
 
-The first to speak is the speaker, everyone else is a listener. Some dialogues lack a line, which
-leaves a gap in their numbers: they are kept and counted. The three official files share episodes;
-`episode` allows other splits that do not.
+The first to speak gets the role of the speaker, all others that of the listener. Dialogues with a
+missing line, which leaves a gap in the numbers, are kept and counted. The three official files
+share episodes; the column `episode` makes splits without shared episodes possible.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ def _assign_meld_turns(frame: pl.DataFrame, tolerated: Counter[str]) -> pl.DataF
     rising = (turn.diff() > 0).fill_null(True).all().over(dialogue)
     gaps = placed.filter(rising & (turn != place))["conversation_id"].n_unique()
     if gaps:
-        tolerated["dialogues that lack a line"] += gaps
+        tolerated["dialogues with a missing line"] += gaps
     first = pl.col("speaker").first().over(dialogue)
     return placed.with_columns(
         turn=pl.when(rising).then(place).otherwise(turn),
@@ -115,4 +115,4 @@ def _parse_meld_seconds(clock: str) -> float:
         hours, minutes, seconds = clock.replace(",", ".").split(":")
         return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
     except ValueError:
-        raise ValueError(f"not a time: '{clock}' (hours:minutes:seconds,milliseconds)") from None
+        raise ValueError(f"not a time: expected H:MM:SS,mmm, got '{clock}'") from None

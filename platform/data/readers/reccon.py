@@ -1,7 +1,8 @@
-"""RECCON's DailyDialog part (Poria et al. 2020): who feels what, and which turns caused it.
+"""RECCON's DailyDialog part (Poria et al. 2020): emotions of utterances, and their causes.
 
-One JSON object a file: `{"tr_1": [[turn, turn, ...]]}`. Evidence is 1-based, and `"b"` stands for a
-cause outside the dialogue. The first to speak is our speaker. A few labels are misspelt.
+A file is one JSON object: `{"tr_1": [[turn, turn, ...]]}`. Evidence is a list of turn numbers from
+1; `"b"` denotes a cause outside the dialogue. The first to speak gets the role of the speaker.
+Misspelt labels are corrected and counted.
 """
 
 import json
@@ -41,7 +42,7 @@ _OUTSIDE = "b"
 
 
 def recognises(path: Path, head: str) -> bool:
-    """A .json file that opens with a name and a list of lists."""
+    """Return whether a file is a .json object whose first value is a list of lists."""
     return (
         file_extension(path) == ".json"
         and re.match(r'\{\s*"[^"]*"\s*:\s*\[\s*\[', head) is not None
@@ -49,7 +50,7 @@ def recognises(path: Path, head: str) -> bool:
 
 
 def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
-    """Conversations of the file; `row` is the dialogue's place in it."""
+    """Yield the conversations of a file; `row` is the number of the dialogue in it."""
     content = read_whole_file(path)
     try:
         dialogues = json.loads(content, object_pairs_hook=_without_repeated_reccon_keys)
@@ -61,7 +62,7 @@ def read(path: Path, tolerated: Counter[str]) -> Iterator[pl.DataFrame]:
     except (RecursionError, ValueError) as error:
         raise DataError(f"{path}, row 1: not readable as JSON: {error}") from error
     if not isinstance(dialogues, dict) or not dialogues:
-        raise DataError(f"{path}: an object of dialogues is expected, as RECCON publishes it")
+        raise DataError(f"{path}: expected RECCON's format, a JSON object of dialogues")
     rows = []
     for number, (name, parts) in enumerate(dialogues.items(), start=1):
         place = {"conversation_id": name, "file": path.name, "row": number}
@@ -86,9 +87,9 @@ def _without_repeated_reccon_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any
 
 
 def _reccon_problem(parts: Any) -> str | None:
-    """Why a dialogue cannot be used."""
+    """Return why a dialogue cannot be used, or None."""
     if not (isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list)):
-        return "not a list: a dialogue must be a list that holds one list of turns"
+        return "not a list: a dialogue must be a list that contains one list of turns"
     if not parts[0]:
         return "not a list: the dialogue has no turn"
     for number, turn in enumerate(parts[0], start=1):
@@ -96,13 +97,13 @@ def _reccon_problem(parts: Any) -> str | None:
             return f"not an object: turn {number}"
         for key, kind in _NEEDED.items():
             if type(turn.get(key)) is not kind:
-                return f"missing key: turn {number} has no '{key}', or not as {kind.__name__}"
+                return f"missing key: turn {number} has no '{key}' of type {kind.__name__}"
         evidence = turn.get(_EVIDENCE, [])
         turns = range(1, len(parts[0]) + 1)
         if not isinstance(evidence, list) or not all(
             cause == _OUTSIDE or (type(cause) is int and cause in turns) for cause in evidence
         ):
-            return f"wrong evidence: turn {number} has {evidence}"
+            return f"wrong evidence: expected turn numbers, turn {number} has {evidence}"
         emotion = _MISSPELT.get(turn["emotion"], turn["emotion"])
         if emotion not in RECCON_LABELS:
             return unknown_choice_error("label", emotion, RECCON_LABELS)

@@ -127,8 +127,8 @@ def test_meld(tmp_path):
     assert frame["start"][0] == pytest.approx(20 * 60 + 57.256)
     assert frame["episode"][0] == "s04e07"
     assert frame["split"][0] == "valid"
-    assert tolerated == {"dialogues that lack a line": 1}
-    assert frame["problem"][2] == "not a time: 'soon' (hours:minutes:seconds,milliseconds)"
+    assert tolerated == {"dialogues with a missing line": 1}
+    assert frame["problem"][2] == "not a time: expected H:MM:SS,mmm, got 'soon'"
 
 
 CONVERSATION = {
@@ -254,7 +254,7 @@ def test_rows_count_lines_even_where_cells_hold_line_breaks(tmp_path):
     _, bad = judged(tmp_path / "own.csv")
     assert bad.select("row", "problem").rows() == [
         (4, "not a whole number: turn 'zero'"),
-        (5, "wrong number of fields: 3 where the header has 4"),
+        (5, "wrong number of fields: expected 4, as in the header, got 3"),
     ]
 
 
@@ -265,7 +265,7 @@ def test_a_conversation_with_a_bad_turn_is_rejected(ed):
     assert usable["conversation_id"].unique().to_list() == ["c:1"]
     assert bad.select("row", "problem").rows() == [
         (2, "belongs to a rejected conversation: 'c:0', see row 3"),
-        (3, "wrong number of fields: 1 where 8 are expected"),
+        (3, "wrong number of fields: expected 8, got 1"),
         (4, "belongs to a rejected conversation: 'c:0', see row 3"),
     ]
 
@@ -419,7 +419,7 @@ def test_a_file_of_bad_rows_is_read_in_chunks(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("dialogue", "problem"),
     [
-        ([[], []], "must be a list that holds one list"),
+        ([[], []], "must be a list that contains one list"),
         ([[]], "no turn"),
         ([[{"turn": "1"}]], "missing key: turn 1 has no 'turn'"),
         ([[5]], "not an object"),
