@@ -54,7 +54,7 @@ def begin(prepared):
 
 @pytest.fixture(autouse=True)
 def few_valid_samples(monkeypatch):
-    """Validating on all samples would take most of the time."""
+    """Validate on 40 samples; all of them would take most of the time."""
     real = data.load_training_streams
 
     def fewer(run, model):
@@ -90,7 +90,7 @@ def assert_same(one, other):
 
 
 class Killed(BaseException):
-    """What no code of ours catches."""
+    """An exception that the code under test does not catch."""
 
 
 def kill_at(monkeypatch, total):
@@ -104,23 +104,23 @@ def kill_at(monkeypatch, total):
     monkeypatch.setattr(Training, "train_round", mortal)
 
 
-# Dropout, word dropout, Gumbel's noise: everything that draws at random is in.
+# Covers every source of randomness: dropout, word dropout, Gumbel noise.
 NOISY = {"dropout": 0.1, "word_dropout": 0.2, "checkpoint_every": 3}
 SCHEDULES = {
     # Two stages of 8 and 24 steps.
     "emoprepend-1": (32, NOISY, (2, 7, 8, 20, 31)),
-    # 22, 3 and 7 rounds; one of the last has 3 updates of two players.
+    # Stages of 22, 3 and 7 rounds; a round of the last has 3 updates of two players.
     "empdg": (32, {**NOISY, "generator_steps": 2}, (23, 24, 26, 29)),
-    # 3 and 9 steps; the reasoner learns in both, and gates are drawn.
+    # Stages of 3 and 9 steps; both train the reasoner, and gates are sampled.
     "emotion-cause-hard": (12, {**NOISY, "checkpoint_every": 2}, (3, 7)),
-    # Three streams side by side; unpaired texts join in the fourth step, and states are drawn.
+    # Three parallel streams; unpaired texts are used from the fourth step, and states are sampled.
     "dual-emp": (8, {**NOISY, "checkpoint_every": 2, "paired_share": 0.375}, (3, 7)),
 }
 
 
 @pytest.fixture(scope="module")
 def uninterrupted():
-    """By variant, filled by the first test that needs it."""
+    """Uninterrupted runs by variant, added by the first test that needs them."""
     return {}
 
 
@@ -128,7 +128,7 @@ def uninterrupted():
     ("variant", "killed_at"),
     [(name, at) for name, (_, _, all_of) in SCHEDULES.items() for at in all_of],
 )
-def test_a_killed_run_gives_what_the_uninterrupted_gives(
+def test_a_killed_run_resumes_to_the_result_of_an_uninterrupted_run(
     begin, monkeypatch, variant, killed_at, uninterrupted, tmp_path_factory
 ):
     steps, settings, _ = SCHEDULES[variant]
@@ -155,9 +155,9 @@ SHARING = [
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
-    """To the last digit, with all that draws at random, and so do those before it."""
-    # The first stages, and little more.
+def test_stage_independent_settings_do_not_change_a_stage(begin, name):
+    """The weights are equal to the last digit, with every source of randomness enabled."""
+    # Enough steps for the first stages.
     steps, settings = 16, {**NOISY, "evaluate_every": 4}
     base = begin(name, "base", max_steps=steps, **settings)
     assert train_run(base)
@@ -176,7 +176,7 @@ def test_settings_that_play_no_part_leave_a_stage_as_it_is(begin, name):
             assert steps[0] == steps[1]
 
 
-def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
+def test_a_run_that_starts_after_a_shared_stage_gives_the_same_result(begin):
     steps, settings, _ = SCHEDULES["empdg"]
     first = begin("empdg", "first", max_steps=steps, **settings)
     assert train_run(first)
@@ -199,14 +199,13 @@ def test_what_shares_a_stage_gives_what_it_gives_alone(begin):
     assert sharing.start_after_shared_stage(apart, [first]) == apart
 
 
-def test_a_stopped_run_goes_on_where_it_stopped(begin):
+def test_a_stopped_run_resumes_where_it_stopped(begin):
     whole = begin("dummy", "whole", max_steps=12)
     assert train_run(whole)
     run = begin("dummy", "stopped", max_steps=12)
     run.stop_file.touch()
-    assert not train_run(
-        run
-    )  # a step is done all the same, so that a loop of stops comes to an end
+    # One step is trained even so: a run that is stopped repeatedly still finishes.
+    assert not train_run(run)
     assert not (run.folder / loop.RESULT).exists()
     run.stop_file.unlink()
     assert train_run(run)
@@ -214,7 +213,7 @@ def test_a_stopped_run_goes_on_where_it_stopped(begin):
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "state"])
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monkeypatch, damage):
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_loaded(begin, monkeypatch, damage):
     whole = begin("dummy", "whole", max_steps=15, checkpoint_every=3)
     assert train_run(whole)
     run = begin("dummy", "damaged", max_steps=15, checkpoint_every=3)
@@ -237,12 +236,12 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(begin, monk
     assert_same(run, whole)
 
 
-def test_nothing_is_compiled(begin):
+def test_deepspeed_compiles_no_extension(begin):
     assert train_run(begin("dummy", "alone", max_steps=1))
     assert comm.cdb.shm_comm_op is None
 
 
-def test_accumulation_changes_nothing(begin):
+def test_accumulation_does_not_change_metrics(begin):
     whole = begin("multi-trs", "whole", max_steps=6)
     parts = begin("multi-trs", "parts", max_steps=6, accumulation=4)
     assert train_run(whole)
@@ -252,7 +251,7 @@ def test_accumulation_changes_nothing(begin):
             assert other[name] == pytest.approx(value, rel=1e-4), (step, name)
 
 
-def test_zero_3_gives_what_zero_0_gives_and_resumes(begin, monkeypatch):
+def test_zero_3_matches_zero_0_and_resumes(begin, monkeypatch):
     whole = begin("dummy", "whole", max_steps=8)
     spread = begin("dummy", "spread", max_steps=8, zero=3, checkpoint_every=3)
     assert train_run(whole)
@@ -268,7 +267,7 @@ def test_zero_3_gives_what_zero_0_gives_and_resumes(begin, monkeypatch):
         assert torch.allclose(tensor, spread_weights[name], atol=1e-5), name
 
 
-def test_bf16_learns_nearly_as_fp32(begin):
+def test_bf16_losses_are_close_to_fp32(begin):
     wide = begin("multi-trs", "wide", max_steps=5)
     narrow = begin("multi-trs", "narrow", max_steps=5, precision="bf16")
     assert train_run(wide)
@@ -280,7 +279,7 @@ def test_bf16_learns_nearly_as_fp32(begin):
     assert all(tensor.dtype == torch.float32 for tensor in weights(narrow).values())
 
 
-def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
+def test_stages_share_the_step_limit_and_each_has_at_least_one_update(begin):
     run = begin("emoprepend-1", "short", max_steps=1)
     assert train_run(run)
     assert [line["step"] for line in read_metrics(run.metrics_file) if "loss" in line["metrics"]] \
@@ -290,8 +289,8 @@ def test_limits_are_shared_by_stages_and_each_gets_an_update(begin):
     assert [longer.stage_steps(0), longer.stage_steps(1)] == [25, 75]
 
 
-def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_it(begin):
-    # So high a rate makes valid worse and worse: the first looks are the best.
+def test_the_result_is_the_best_of_the_last_stage_and_patience_ends_training(begin):
+    # At this learning rate the validation loss rises, so the first validations are the best.
     run = begin("dummy", "impatient", max_steps=60, learning_rate=3.0, patience=2, evaluate_every=2)
     assert train_run(run)
     validations = [(s, m["valid_loss"]) for s, m in logged(run) if "valid_loss" in m]
@@ -313,11 +312,11 @@ def test_patience_waits_until_dropout_decays(begin):
     assert train_run(run)
     best, *_, last = [s for s, m in logged(run) if "valid_loss" in m]
     assert json.loads((run.folder / loop.RESULT).read_text())["best_step"] == best == 2
-    assert last == 34  # the second validation since the decay began in step 31
+    assert last == 34  # the second validation after decay starts in step 31
 
 
-def test_minutes_become_steps_within_which_the_rate_decays(begin, monkeypatch):
-    """The number of steps is estimated once, from the speed of the first ones."""
+def test_a_time_limit_becomes_a_number_of_steps_for_the_learning_rate_schedule(begin, monkeypatch):
+    """The number of steps is estimated once, from the speed of the first steps."""
     clock, speed, real = [0.0], [1.0], Training._apply_update
 
     def takes_time(*arguments):
@@ -332,7 +331,7 @@ def test_minutes_become_steps_within_which_the_rate_decays(begin, monkeypatch):
         kill_at(patched, 75)
         with pytest.raises(Killed):
             train_run(run)
-    speed[0] = 0.1  # the estimate stays
+    speed[0] = 0.1  # does not change the estimate
     assert train_run(run)
     result = json.loads((run.folder / loop.RESULT).read_text())
     assert result["steps"] == result["stage_steps"]["train"] == 108  # 0.9 of 120 seconds
@@ -340,7 +339,7 @@ def test_minutes_become_steps_within_which_the_rate_decays(begin, monkeypatch):
     assert rates[-1] == pytest.approx(rates[0] / 108, rel=0.01)
 
 
-def test_init_takes_over_weights_and_words(begin, prepared):
+def test_init_copies_weights_and_vocabulary(begin, prepared):
     first = begin("transformer", "first", max_steps=2, vocabulary_size=500)
     assert train_run(first)
     second = setup.new_run(
@@ -352,7 +351,7 @@ def test_init_takes_over_weights_and_words(begin, prepared):
     assert all(torch.equal(initial[name], loaded[name]) for name in shared)
 
 
-def test_a_stage_begins_with_the_best_of_the_one_before(begin, monkeypatch):
+def test_a_stage_starts_from_the_best_model_of_the_previous_stage(begin, monkeypatch):
     real, validations = loop.compute_validation_metrics, []
 
     def worse_each_time(*arguments, **named):
@@ -369,7 +368,7 @@ def test_a_stage_begins_with_the_best_of_the_one_before(begin, monkeypatch):
         assert torch.equal(tensor, best[name]), name
 
 
-def test_a_game_is_tracked_and_its_result_is_of_its_last_stage(begin):
+def test_metrics_of_both_players_are_logged_and_the_result_is_of_the_last_stage(begin):
     run = begin("empdg", "game", max_steps=20, evaluate_every=2)
     assert train_run(run)
     lines = [metrics for _, metrics in logged(run)]
@@ -385,8 +384,8 @@ def test_a_game_is_tracked_and_its_result_is_of_its_last_stage(begin):
     assert result["metrics"]["valid_wasserstein"] == min(validations)
 
 
-def test_perplexity_is_of_all_samples_in_every_stage(begin):
-    """Critics learn from answered samples only; what their stage says of valid is of all of it."""
+def test_perplexity_is_computed_on_all_samples_in_every_stage(begin):
+    """Critics train on answered samples only; their stage reports perplexity on all of valid."""
     run = begin("empdg", "whole", max_steps=6)
     model = setup.set_up_run_model(run)
     _, valid = data.load_training_streams(run, model)
@@ -399,7 +398,7 @@ def test_perplexity_is_of_all_samples_in_every_stage(begin):
     assert metrics[0]["valid_nll"] != metrics[2]["valid_nll"]
 
 
-def test_a_stage_has_its_own_rate_and_perplexity_is_of_words(begin, prepared):
+def test_a_stage_has_its_own_learning_rate_and_perplexity_is_per_word(begin, prepared):
     run = begin("meed2", "pieces", max_steps=6, predictor_rate=0.25, learning_rate=1e-3)
     assert train_run(run)
     rates = [m["learning_rate"] for _, m in logged(run) if "learning_rate" in m]
@@ -414,7 +413,7 @@ def test_a_stage_has_its_own_rate_and_perplexity_is_of_words(begin, prepared):
     assert logged_perplexity == pytest.approx(evaluation.metrics["perplexity"], rel=1e-4)
 
 
-def test_without_answers_there_is_nothing_for_critics(tmp_path):
+def test_data_without_next_turns_cannot_train_critics(tmp_path):
     source = tmp_path / "short.jsonl"
     turns = [{"role": "speaker", "text": "I won."}, {"role": "listener", "text": "Great."}]
     lines = [
@@ -431,7 +430,7 @@ def test_without_answers_there_is_nothing_for_critics(tmp_path):
 
 
 @pytest.mark.parametrize("multitask", [True, False])
-def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multitask):
+def test_the_joint_stage_freezes_the_reasoner_unless_multitask(begin, multitask):
     run = begin("emotion-cause-soft", "rests", max_steps=6, multitask=multitask)
     assert train_run(run)
     names = {name for _, metrics in logged(run) for name in metrics if metrics.get("stage") == 1}
@@ -441,7 +440,7 @@ def test_the_reasoner_rests_in_the_joint_stage_only_where_it_is_to(begin, multit
     assert all(torch.equal(last[name], best[name]) for name in last) == (not multitask)
 
 
-def test_a_watcher_gets_each_validation_after_its_checkpoint_and_may_end_training(begin):
+def test_a_callback_is_called_after_each_checkpointed_validation_and_may_end_training(begin):
     def train_watched(run, leave_at=0):
         model = setup.set_up_run_model(run)
         streams, valid = data.load_training_streams(run, model)
@@ -468,7 +467,7 @@ def test_a_watcher_gets_each_validation_after_its_checkpoint_and_may_end_trainin
 
 
 def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
-    """Trained in this process: what Ray does with several runs is seen in test_ray.py."""
+    """Runs are trained in this process; test_ray.py tests several runs on Ray."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "bundled").symlink_to(prepared)
     monkeypatch.setattr(cluster, "connect", lambda: None)
@@ -496,5 +495,5 @@ def test_the_demo_compares_variants(prepared, tmp_path, monkeypatch):
         assert run["metrics"]["perplexity"] > 1
         assert Path(run["answers"]).is_file()
     trained = [find_run(name).metrics_file.read_bytes() for name in names]
-    assert run_demo() == first  # what is finished is left alone
+    assert run_demo() == first  # finished runs are not trained again
     assert trained == [find_run(name).metrics_file.read_bytes() for name in names]
