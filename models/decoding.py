@@ -1,4 +1,4 @@
-"""Decoding for every dialogue variant: greedy, beam search, top-k and nucleus sampling.
+"""Decoding for all dialogue variants: greedy, beam search, top-k and nucleus sampling.
 
 Decoding is batched and cached: each step takes one token per row and returns the logits of the
 next, and finished rows are removed. Each sample has its own random seed, so that its answer does

@@ -26,7 +26,7 @@ from attune.platform.text.tokenizing import tokenize, tokenize_few
 from attune.platform.text.vocabulary import END
 
 FEW_TEXTS = 64
-"""Number of texts up to which they are tokenized one by one."""
+"""Maximum number of texts that are tokenized without polars, whose calls are slow for few texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Answer:
 
 
 class Responder:
-    """Answers conversations with the model in a folder.
+    """Generates and explains answers with the model in a folder.
 
     A conversation is a list of turns: speaker, listener, speaker ...; the last is the speaker's.
     """
@@ -58,7 +58,7 @@ class Responder:
         decoding: Decoding = Decoding(),  # noqa: B008
         controls: Mapping[str, str] | None = None,
     ) -> list[Answer]:
-        """Answer each conversation; all of them are decoded as one batch."""
+        """Return the answer to each conversation; all conversations are decoded as one batch."""
         started = time.perf_counter()
         batch = self._batch(conversations)
         self._check(controls)
@@ -71,9 +71,9 @@ class Responder:
         ]
 
     def respond_with_scores(self, samples: pl.DataFrame) -> list[dict[str, Any]]:
-        """Answer samples, and score the answers and the true responses by the model's critics.
+        """Return answers to samples, with the critics' scores of them and of the true responses.
 
-        The scores are empty if it has no critics or no turn follows.
+        The scores are empty if the model has no critics or the sample has no next turn.
         """
         batch = _make_batch(self.model.columns(samples))
         answers = decode(self.variant, batch, Decoding())
@@ -106,7 +106,7 @@ class Responder:
         decoding: Decoding = Decoding(),  # noqa: B008
         controls: Mapping[str, str] | None = None,
     ) -> Iterator[str]:
-        """Yield the answer so far after each token."""
+        """Yield the partial answer after each token."""
         self._check(controls)
         tokens: list[int] = []
         for token in stream(self.variant, self._batch([conversation]), decoding, controls):
@@ -119,7 +119,7 @@ class Responder:
         decoding: Decoding = Decoding(),  # noqa: B008
         controls: Mapping[str, str] | None = None,
     ) -> Iterator[Answer]:
-        """Yield the explanation of the conversation, the growing answer, and the complete answer.
+        """Yield an empty answer that explains the conversation, then partial and complete answers.
 
         `seconds` counts the time in the model, not the time until the next token is requested.
         """
@@ -209,7 +209,7 @@ class Responder:
 
 
 def _make_batch(columns: Columns) -> Batch:
-    """Return all samples as one batch, in their order, which a stream changes by sorting."""
+    """Return all samples as one batch in their original order; the stream sorts them by length."""
     [batch] = Stream(columns, size=len(columns["index"]), shuffle=False).epoch()
     order = batch["index"].argsort()
     rows = {name: tensor[order] for name, tensor in batch.tensors.items()}
@@ -217,7 +217,7 @@ def _make_batch(columns: Columns) -> Batch:
 
 
 def run_controls(run: Run) -> Mapping[str, Sequence[str]]:
-    """Return the controls of a run's answers and their values."""
+    """Return the controls of a run's variant and their possible values."""
     variant = find_variant(run.variant)[0]
     if not issubclass(variant, DialogueVariant):
         return {}
