@@ -1,4 +1,4 @@
-"""The command `python -m attune.jobs.bench`: which parts to measure, and on which data."""
+"""The command `python -m attune.jobs.bench`: measure selected parts on a corpus."""
 
 import subprocess
 import tempfile
@@ -34,21 +34,21 @@ PARTS = {
 
 
 def run_benchmarks(
-    source: Annotated[str, typer.Option(help="What to prepare: bundled, or a path.")] = BUNDLED,
+    source: Annotated[str, typer.Option(help="Corpus to prepare: bundled, or a path.")] = BUNDLED,
     parts: Annotated[
-        str, typer.Option("--parts", metavar="A,B", help=f"Of {', '.join(PARTS)}.")
+        str, typer.Option("--parts", metavar="A,B", help=f"Parts to measure: {', '.join(PARTS)}.")
     ] = ",".join(PARTS),
     run: Annotated[
         str | None,
-        typer.Option(help="A trained run to generate with; else one is trained for a moment."),
+        typer.Option(help="Trained run for part generation; by default, one is trained briefly."),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(metavar="COMMIT", help="A commit that part systems is compared with."),
+        typer.Option(metavar="COMMIT", help="Commit that part systems compares with."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure Attune against straightforward references; nothing else should run meanwhile."""
+    """Measure speed against reference implementations, on an otherwise idle machine."""
     wanted = parts.split(",")
     for name in wanted:
         if name not in PARTS:

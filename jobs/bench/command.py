@@ -1,4 +1,4 @@
-"""Run the command line as a user does, in a home of its own."""
+"""Run the command line in a subprocess, with its own ATTUNE_HOME."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 def run_attune_command(
     home: Path, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run a command with --json, in this or another environment, and return its output."""
+    """Run a command with --json, in this or the given environment, and return its output."""
     environment = {**(environment or os.environ), "ATTUNE_HOME": str(home)}
     environment.pop("MLFLOW_TRACKING_URI", None)
     command = [sys.executable, "-m", "attune.jobs.cli", *arguments, "--json"]

@@ -1,4 +1,4 @@
-"""Curation: lines of subtitles a second, with one worker and with two, one after the other."""
+"""Curation: subtitle lines per second with one worker and with two, in alternation."""
 
 import json
 import random
@@ -18,15 +18,15 @@ from attune.platform.data.dataset_folder import read_dataset_samples
 from attune.platform.text.tokenizing import punkt_sentences
 
 FILES, LINES = 512, 600
-"""Made-up films, and the lines of each."""
+"""Number of synthetic films and of lines per film."""
 TURNS = 3
 WORKERS = (1, 2)
 CORPUS = 441_000_000
-"""Lines of OpenSubtitles 2018."""
+"""Number of lines in OpenSubtitles 2018."""
 
 
 def measure_curation(data: Path, folder: Path) -> dict[str, Any]:
-    """The command's own speed on subtitles that say what the corpus says, in any order."""
+    """Return the speed that the command reports on subtitles made of shuffled corpus sentences."""
     home = folder / "curation"
     home.mkdir()
     dialogues = (
@@ -47,12 +47,12 @@ def measure_curation(data: Path, folder: Path) -> dict[str, Any]:
             )  # fmt: skip
             results[str(workers)].append(result)
     hashes = {each["hash"] for runs in results.values() for each in runs}
-    assert len(hashes) == 1, "the same bytes"
+    assert len(hashes) == 1, "the number of workers changed the curated data"
     return {workers: [each["speed"] for each in runs] for workers, runs in results.items()}
 
 
 def _write_benchmark_turns(dialogues: pl.DataFrame, folder: Path) -> Path:
-    """Whole conversations whose speakers are known, for the classifier of turns."""
+    """Write complete conversations with known speakers, to train the turn classifier."""
     path = folder / "known.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for name, texts, response in dialogues.select(
@@ -67,7 +67,7 @@ def _write_benchmark_turns(dialogues: pl.DataFrame, folder: Path) -> Path:
 
 
 def _write_benchmark_subtitles(lines: Sequence[str], folder: Path) -> Path:
-    """Files in OPUS's form: lines drawn by a seed, two seconds each, sometimes a silence."""
+    """Write films in the format of OPUS: random lines of two seconds, with occasional pauses."""
     draw = random.Random(0)
     for number in range(FILES):
         film = folder / str(number)
@@ -92,7 +92,7 @@ def _format_benchmark_clock(seconds: float) -> str:
 
 
 def print_curation_speed(screen: Console, results: dict[str, Any]) -> None:
-    """As people read it."""
+    """Print the speeds, and their ratio in each turn."""
     speeds = {
         workers: statistics.median(each["lines_per_second"] for each in turns)
         for workers, turns in results.items()
@@ -106,8 +106,8 @@ def print_curation_speed(screen: Console, results: dict[str, Any]) -> None:
     )
     screen.print(
         f"\ncurating {FILES * LINES:,} lines: "
-        + ", ".join(f"{speed:,.0f} a second with {n} workers" for n, speed in speeds.items())
-        + f"; two are {', '.join(f'{ratio:.2f}' for ratio in ratios)} times as fast as one; a core "
-        f"does {core:,.0f} a second of its own time, the {CORPUS / 1e6:.0f} million of "
-        f"OpenSubtitles in {CORPUS / core / 3600:.1f} hours"
+        + ", ".join(f"{speed:,.0f} per second with {n} workers" for n, speed in speeds.items())
+        + f"; two are {', '.join(f'{ratio:.2f}' for ratio in ratios)} times as fast as one; "
+        f"{core:,.0f} per second of CPU time, so {CORPUS / core / 3600:.1f} CPU hours for the "
+        f"{CORPUS / 1e6:.0f} million lines of OpenSubtitles"
     )

@@ -1,8 +1,8 @@
 """Generation: batched, cached and stopping at `<eos>`, against one context at a time and no cache.
 
-The references do as the papers' code does: each step decodes the whole prefix again and asks for
-the distribution at each of its places. Greedily every answer takes all the steps there are; beams
-are lists in Python, decoded together. Both sides must give the same answers.
+The references work like the papers' code: each step decodes the whole prefix again and computes the
+distribution at each of its positions. Greedy decoding always takes the maximum number of steps;
+beams are Python lists, decoded together. Both sides must give the same answers.
 """
 
 from collections.abc import Callable
@@ -35,17 +35,17 @@ REFERENCE_ANSWERS = 40
 SINGLE_ANSWERS = 100
 OUR_ANSWERS = {"greedy": 5_257, "beam": 1_000}
 KNOWN = ("transformer", "multi-trs", "emoprepend-1")
-"""Whose decoding the references know."""
+"""Variants whose decoding the references implement."""
 TRAINED_STEPS = 400
 PAPERS_STEPS = 51
-"""What the papers' code takes for every answer; what comes after `<eos>` is thrown away."""
+"""Number of steps of the papers' code for every answer; tokens after `<eos>` are discarded."""
 SAME = 0.9
-"""Share of answers in which both must agree: sums in another order may turn a close choice."""
+"""Minimum share of equal answers; another order of summation may change a close choice."""
 Slow = Callable[[Transformer, Tensor, Tensor, Decoding], list[int]]
 
 
 def measure_generation(data: Path, folder: Path, run: str | None) -> dict[str, Any]:
-    """Answers a second of both, for greedy and beam search."""
+    """Return answers per second of both implementations, for greedy and beam search."""
     model_folder = (
         find_run(run).model
         if run
@@ -54,7 +54,9 @@ def measure_generation(data: Path, folder: Path, run: str | None) -> dict[str, A
     model = load_model(model_folder)
     variant = model.variant
     if not isinstance(variant, Transformer) or model.name not in KNOWN:
-        raise UsageError(f"--run {run}: a run of {', '.join(KNOWN)} is expected")
+        raise UsageError(
+            f"--run {run}: expected a run of {', '.join(KNOWN)}, got one of {model.name}"
+        )
     keep_freed_memory()
     samples = read_dataset_samples(data, "test").sample(fraction=1, shuffle=True, seed=0)
 
@@ -79,8 +81,8 @@ def measure_generation(data: Path, folder: Path, run: str | None) -> dict[str, A
 
 
 def print_generation_speed(screen: Console, rows: dict[str, Any]) -> None:
-    """As people read it."""
-    names = ("answers/s", "reference", "ratio", "to the greedy reference", "tokens an answer")
+    """Print a table of the speeds."""
+    names = ("answers/s", "reference", "ratio", "to the greedy reference", "tokens per answer")
     rendered = table("\ngenerating test answers", "", *names, numbers=names)
     for method, row in rows.items():
         rendered.add_row(
@@ -95,7 +97,7 @@ def print_generation_speed(screen: Console, rows: dict[str, Any]) -> None:
 
 
 def _measure_single_generation(responder: Responder, contexts: pl.Series) -> dict[str, float]:
-    """Return the speed of requests with one context each, from its text to the explained answer."""
+    """Return the speed of requests with one context each, from text to explained answer."""
     responder.respond([contexts[0].to_list()])
     seconds, answers = time_benchmark_call(
         lambda: [responder.respond([context])[0] for context in contexts.to_list()]
@@ -122,7 +124,7 @@ def _compare_generation(
     )
     seconds, ours = time_benchmark_call(lambda: answer(variant, many, decoding))
     same = sum(our == their for our, their in zip(ours, theirs, strict=False)) / len(theirs)
-    assert same >= SAME, f"only {same:.0%} of the answers agree"
+    assert same >= SAME, f"only {same:.0%} of the answers are equal, expected {SAME:.0%}"
     rate, reference = len(ours) / seconds, len(theirs) / reference_seconds
     return {
         "answers_per_second": rate,
@@ -146,7 +148,7 @@ def _generate_one_by_one(
 def _generate_reference_distributions(
     variant: Transformer, prefixes: list[list[int]], source: Tensor, mask: Tensor
 ) -> Tensor:
-    """(N, V) log-probabilities of what comes after N prefixes, by decoding all of them again."""
+    """Return log-probabilities (N, V) of the token after each prefix, without a cache."""
     [words] = variant.embedding(
         torch.tensor([[variant.data_info.specials["<sos>"], *prefix] for prefix in prefixes])
     )
@@ -174,7 +176,7 @@ def _generate_reference_greedily(
 def _generate_reference_by_beams(
     variant: Transformer, source: Tensor, mask: Tensor, decoding: Decoding
 ) -> list[int]:
-    """The search of `models/decoding.py`, in lists."""
+    """Return the answer of the beam search of `models/decoding.py`, implemented with lists."""
     end = variant.data_info.specials["<eos>"]
     open_beams: list[tuple[float, list[int]]] = [(0.0, [])]
     finished_beams: list[tuple[float, list[int]]] = []

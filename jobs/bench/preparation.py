@@ -31,14 +31,14 @@ SEQUENCES = ("context", "response")
 
 
 def prepare_benchmark_data(source: str, folder: Path, report: dict[str, Any]) -> Path:
-    """The data that all parts are measured on, with the time it took."""
+    """Prepare the data of all parts, add the time it takes to the report, and return its folder."""
     data = folder / "data"
     report["prepare_seconds"], _ = time_benchmark_call(lambda: prepare(source, data))
     return data
 
 
 def measure_preparation(source: str, data: Path, folder: Path) -> dict[str, Any]:
-    """Tokenising, batching, and how preparing grows with the corpus."""
+    """Return the speed of tokenizing and batching, and how preparation scales with the corpus."""
     samples = read_dataset_samples(data, "train")
     vocabulary = Vocabulary.build(pl.read_parquet(data / TOKENS))
     return {
@@ -49,7 +49,7 @@ def measure_preparation(source: str, data: Path, folder: Path) -> dict[str, Any]
 
 
 def _measure_tokenizing_preparation(samples: pl.DataFrame) -> dict[str, float]:
-    """Ours, each distinct utterance once, against nltk on every utterance of every prefix."""
+    """Compare tokenizing distinct utterances once with nltk on each utterance of each prefix."""
     some = samples.head(REFERENCE_SAMPLES)
     texts = some.select(pl.col("context").list.concat(pl.concat_list("response"))).to_series()
 
@@ -63,7 +63,7 @@ def _measure_tokenizing_preparation(samples: pl.DataFrame) -> dict[str, float]:
     tokenize(pl.Series(["Warm up. It's done."]))
     reference_seconds, theirs = time_benchmark_call(prepare_reference_tokens)
     our_seconds, our_tokens = time_benchmark_call(prepare_our_tokens)
-    assert our_tokens == [tokens for prefix in theirs for tokens in prefix], "the same tokens"
+    assert our_tokens == [tokens for prefix in theirs for tokens in prefix], "tokens differ"
     return {
         "tokenize_samples_per_second": some.height / our_seconds,
         "tokenize_reference_samples_per_second": some.height / reference_seconds,
@@ -79,7 +79,7 @@ def _prepare_papers_tokens(text: str) -> list[str]:
 
 
 def _measure_batch_preparation(samples: pl.DataFrame, vocabulary: Vocabulary) -> dict[str, float]:
-    """Bucketed and prefetched, against random batches of padded lists from a DataLoader."""
+    """Compare bucketed, prefetched batches with randomly ordered batches of a DataLoader."""
     columns = encode(samples, vocabulary)
     rows = [
         {name: c.pad(np.array([row]))[0] for name, c in columns.items() if isinstance(c, Ragged)}
@@ -113,7 +113,7 @@ def _measure_batch_preparation(samples: pl.DataFrame, vocabulary: Vocabulary) ->
 
 
 def _benchmark_unpadded_shares(batches: Any) -> dict[str, float]:
-    """The share of places that are not padding, in contexts and in responses."""
+    """Return the share of positions that are not padding, in contexts and in responses."""
     real: Counter[str] = Counter()
     padded: Counter[str] = Counter()
     for batch in batches:
@@ -124,7 +124,7 @@ def _benchmark_unpadded_shares(batches: Any) -> dict[str, float]:
 
 
 def _measure_preparation_growth(source: str, folder: Path) -> list[dict[str, float]]:
-    """Time and memory of preparing the corpus once, twice, four times over, each in a process."""
+    """Return time and memory for 1, 2 and 4 copies of the corpus, each in its own process."""
     conversations = [
         {
             "id": name,
@@ -166,18 +166,18 @@ def _prepare_benchmark_once(source: str, out: str) -> None:
 
 
 def time_benchmark_call(work: Callable[[], Any]) -> tuple[float, Any]:
-    """How long it takes, and what comes of it."""
+    """Return the seconds that a call takes, and its result."""
     started = time.perf_counter()
     result = work()
     return time.perf_counter() - started, result
 
 
 def print_preparation_speed(screen: Console, measurements: dict[str, Any]) -> None:
-    """As people read it."""
+    """Print a table of the speeds, and how preparation scales with the corpus."""
     names = ("Attune", "reference", "ratio")
     rendered = table("\npreparing", "", *names, numbers=names)
     rendered.add_row(
-        "tokenising, samples/s",
+        "tokenizing, samples/s",
         f"{measurements['tokenize_samples_per_second']:,.0f}",
         f"{measurements['tokenize_reference_samples_per_second']:,.0f}",
         f"{measurements['tokenize_ratio']:.1f}",
@@ -199,7 +199,7 @@ def print_preparation_speed(screen: Console, measurements: dict[str, Any]) -> No
     for row in measurements["growth"]:
         screen.print(
             f"{row['times']} x the corpus prepared: {row['seconds']:.1f} s, "
-            f"at most {row['peak_memory_mb']:,.0f} MB"
+            f"peak memory {row['peak_memory_mb']:,.0f} MB"
         )
 
 

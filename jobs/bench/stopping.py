@@ -13,11 +13,11 @@ VALIDATIONS, STEPS_PER_VALIDATION = 9, 20
 """Validations of a trial that is not stopped (ASHA stops at the 1st, 3rd and 9th), and the steps
 between two of them."""
 SAMPLES = 16
-"""Trials of a sweep that ASHA is to shorten."""
+"""Number of trials of the sweep."""
 
 
 def measure_stopping(data: Path, folder: Path) -> dict[str, Any]:
-    """Steps and the best perplexity of the same random trials, stopped by ASHA and by nobody."""
+    """Return steps and best perplexity of the same random trials, with and without ASHA."""
     home = folder / "stopping"
     home.mkdir()
     asked = (
@@ -46,6 +46,6 @@ def print_stopping(screen: Console, results: dict[str, Any]) -> None:
     none, asha = results["none"], results["asha"]
     screen.print(
         f"\n{SAMPLES} trials: {none['steps']:,} steps and a best perplexity of {none['best']:.2f} "
-        f"where none is stopped, {asha['steps']:,} and {asha['best']:.2f} with ASHA: "
+        f"without stopping, {asha['steps']:,} and {asha['best']:.2f} with ASHA: "
         f"{none['steps'] / asha['steps']:.1f} times fewer steps"
     )

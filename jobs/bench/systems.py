@@ -1,7 +1,7 @@
-"""Systems: training speed and memory of `attune train` for each system, next to another commit.
+"""Systems: training speed and memory of `attune train` per system, compared with another commit.
 
-Each system is trained for some steps by the command, in turns with Multi-TRS's and, at preset
-`paper`, with the same system of another commit. That commit's code is checked out into a temporary
+The command trains each system for some steps, alternating with Multi-TRS and, at preset `paper`,
+with the same system of another commit. That commit's code is checked out into a temporary
 git worktree and computes in fp32, its default.
 """
 

@@ -2,12 +2,12 @@
 
 plain       our model, batches and loss, without Ray, DeepSpeed, MLflow
 good        bucketed batches, torch's own smoothed cross-entropy on the real tokens, fused Adam
-reference   as the papers' code does it: batches in random order, padded to the longest, the
-            smoothed loss over the logits of every place, pads too, Adam weight by weight
+reference   like the papers' code: batches in random order, padded to the longest sample; the
+            smoothed loss over the logits of all positions, including padding; unfused Adam
 
-They take turns, each in a process of its own. Machines are shared and their speed drifts, so a
-ratio is taken within a turn, and its median over the turns counts. Where plain loops are compared
-with each other, they take turns within one process, some steps at a time.
+They take turns, each in its own process. The speed of a shared machine drifts, so ratios are taken
+within a turn, and their median over the turns is reported. Plain loops that are compared with each
+other take turns within one process, some steps at a time.
 """
 
 import dataclasses
@@ -51,20 +51,20 @@ ROUNDS = 5
 WARM_UP = 20
 STEPS = {"plain": 400, "attune train": 400, "reference": 60, "good": 120}
 PLAIN_STEPS, AT_A_TIME = 180, 10
-"""Where plain loops take turns with each other."""
+"""Steps of plain loops that are compared with each other, in all and per turn."""
 GROWING_DATA, GROWING_WORDS = (1, 2, 4), (8_000, 16_000, 32_000)
 SYSTEMS: dict[str, dict[str, float]] = {
     VARIANT: {},
-    "moel": {"true_emotion_share": 0},  # from the first step as many listeners as in the end
+    "moel": {"true_emotion_share": 0},  # the final number of listeners from the first step
     "mime": {},
 }
-"""What a sample costs in the plain loop is compared between these."""
+"""Systems whose cost per sample in the plain loop is compared, with their settings."""
 
 Step = Callable[[Any, Batch], Tensor]
 
 
 def measure_training(data: Path, folder: Path) -> dict[str, Any]:
-    """Samples a second of each, their ratios, and how cost grows with data and vocabulary."""
+    """Return samples/s of each loop, their ratios, and how cost scales with data and vocabulary."""
     rates: dict[str, list[float]] = {name: [] for name in STEPS}
     peaks: dict[str, float] = {}
     for turn in range(ROUNDS):
@@ -104,7 +104,7 @@ def _training_speed_ratio(ones: list[float], others: list[float]) -> float:
 
 
 def _measure_training_growth(data: Path, specs: dict[int, "_Spec"]) -> dict[int, float]:
-    """Milliseconds a sample by size."""
+    """Return milliseconds per sample by size."""
     measured = _measure_training_loops(data, list(specs.values()))
     return {
         size: 1000 / each["samples_per_second"] for size, each in zip(specs, measured, strict=True)
@@ -112,7 +112,7 @@ def _measure_training_growth(data: Path, specs: dict[int, "_Spec"]) -> dict[int,
 
 
 def print_training_speed(screen: Console, results: dict[str, Any]) -> None:
-    """As people read it."""
+    """Print a table of the speeds, the ratios, and how cost scales."""
     rates_table = table(
         f"\ntraining {VARIANT} at preset {PRESET}, median of {ROUNDS} turns",
         "", "samples/s", "of the reference", "peak MB",
@@ -126,16 +126,16 @@ def print_training_speed(screen: Console, results: dict[str, Any]) -> None:
             name, f"{rate:.1f}", f"{ratio:.2f}", f"{results['peak_memory_mb'][name]:,.0f}"
         )
     screen.print(rates_table)
-    screen.print(f"attune train runs at {results['ratio_to_plain']:.2f} of the plain loop")
+    screen.print(f"attune train runs at {results['ratio_to_plain']:.2f} of the plain loop's speed")
     costs = (f"{name} {cost:.2f}" for name, cost in results["cost_of_a_sample"].items())
-    screen.print(f"a training sample costs, as a multiple of {VARIANT}'s: {', '.join(costs)}")
+    screen.print(f"cost of a training sample relative to {VARIANT}: {', '.join(costs)}")
     for kind, grown in results["growth"].items():
         each = (f"{size:,}: {cost:.2f}" for size, cost in grown.items())
-        screen.print(f"milliseconds a sample by {kind}: {', '.join(each)}")
+        screen.print(f"milliseconds per sample by {kind}: {', '.join(each)}")
 
 
 def _measure_training_command(data: Path, home: Path, steps: int) -> dict[str, float]:
-    """What a user would type; the rate is that of the steps between two logged times."""
+    """Return the samples/s of `attune train`, between two logged steps, and its peak memory."""
     output = run_attune_command(
         home, "train", VARIANT, "--preset", PRESET,
         "--data", str(data), "--max-steps", str(steps), "--name", "bench",
@@ -161,20 +161,20 @@ def measure_training_run(run: Path) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Spec:
-    """One of the loops in plain torch."""
+    """A training loop in plain torch."""
 
     kind: str = "plain"
     variant: str = VARIANT
     times: int = 1
-    """How often the training samples are taken."""
+    """Number of copies of the training samples."""
     words: int = 0
-    """Size of the vocabulary; 0 takes the data's own."""
+    """Size of the vocabulary; 0 uses that of the data."""
 
 
 def _measure_training_loops(
     data: Path, specs: list[_Spec], steps: int = PLAIN_STEPS
 ) -> list[dict[str, float]]:
-    """Rate and most memory of each loop, all in one new process, some steps of each at a time."""
+    """Return speed and peak memory of each loop; they alternate in one new process."""
     specs_json = json.dumps([dataclasses.asdict(spec) for spec in specs])
     command = [sys.executable, "-m", __name__, str(data), str(steps), specs_json]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -185,7 +185,7 @@ def _measure_training_loops(
 
 
 def _run_training_benchmark(data: str, steps: str, specs_json: str) -> None:
-    """What the new process does."""
+    """Run the loops in turns and print their measurements as JSON; the new process calls this."""
     specs = [_Spec(**each) for each in json.loads(specs_json)]
     if all(spec.kind == "plain" for spec in specs):
         keep_freed_memory()
@@ -205,7 +205,7 @@ def _run_training_benchmark(data: str, steps: str, specs_json: str) -> None:
 
 
 def _benchmark_training_loop(data: Path, spec: _Spec) -> Iterator[int]:
-    """A training loop that gives the number of samples of each step."""
+    """Train, and yield the number of samples of each step."""
     vocabulary = _benchmark_training_vocabulary(data, spec.words)
     samples = pl.concat([read_dataset_samples(data, "train")] * spec.times)
     columns = encode(samples, vocabulary, emotions=EMOTIONS)
@@ -250,7 +250,7 @@ def _benchmark_good_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
 
 
 def _benchmark_reference_loss(variant: MultiTransformer, batch: Batch) -> Tensor:
-    """Kullback-Leibler divergence from a smoothed target that is written out for every place."""
+    """Return the KL divergence from a smoothed target that is materialized for every position."""
     context, decoder_input = batch["context"], variant.shift_right(batch["response"])
     [words], [roles] = variant.embedding(context), variant.embedding(batch["context_roles"])
     [decoder_embedded] = variant.embedding(decoder_input)
@@ -283,7 +283,7 @@ def _benchmark_training_batches(columns: Columns, size: int) -> Iterator[Batch]:
 
 
 def _benchmark_training_vocabulary(data: Path, words: int) -> Vocabulary:
-    """The data's own, or one of as many tokens as asked for, cut or filled up with strange ones."""
+    """Return the vocabulary of the data, truncated or padded to `words` tokens if not 0."""
     own = Vocabulary.build(pl.read_parquet(data / TOKENS), always=EMOTIONS)
     if not words:
         return own

@@ -1,4 +1,4 @@
-"""Tuning: what a trial costs beside `attune train` of the same steps, one after the other."""
+"""Tuning: overhead of sequential trials over `attune train` with the same steps."""
 
 import itertools
 import json
@@ -14,20 +14,20 @@ from attune.platform.runs.metrics_file import read_metrics
 VARIANT, PRESET, STEPS, TRIALS = "multi-trs", "small", 300, 4
 SETTINGS = ("--set", "patience=0", "--set", "log_every=1", "--set", "track_checkpoint=false")
 WHOLE = 300.0
-"""Seconds of a trial that overhead is stated for."""
+"""Duration in seconds of the trial whose overhead is reported."""
 
 
 def tuning_benchmark_options(data: Path) -> tuple[str, ...]:
-    """What is trained, and on what."""
+    """Return the variant, the data and the settings of the benchmark."""
     return (VARIANT, "--data", str(data), "--preset", PRESET, *SETTINGS)
 
 
 def measure_tuning(data: Path, folder: Path) -> dict[str, Any]:
-    """Seconds of a bare run's steps and of each trial's, and what lies between two trials."""
+    """Return the seconds of a bare run's steps, of a trial's steps, and between two trials."""
     home = folder / "tuning"
     home.mkdir()
     space = home / "same.yaml"
-    seeds = [0.1 + number / 1e6 for number in range(TRIALS)]  # the same but in name
+    seeds = [0.1 + number / 1e6 for number in range(TRIALS)]  # nearly equal: the same work
     space.write_text(json.dumps({"space": {"dropout": seeds}, "search": "grid"}), encoding="utf-8")
     asked = (
         *tuning_benchmark_options(data),
@@ -60,11 +60,11 @@ def print_tuning_overhead(screen: Console, results: dict[str, Any]) -> None:
     screen.print(
         f"\ntuning {VARIANT} at preset {PRESET}: {STEPS} steps take "
         f"{results['bare_seconds']:.1f} s alone and {results['trial_seconds']:.1f} s as a trial; "
-        f"{between} s lie between two trials; "
+        f"{between} s between two trials; "
         f"overhead of a trial of five minutes: {results['overhead_of_five_minutes']:.1%}"
     )
 
 
 def _benchmark_tuning_times(run: Path) -> list[float]:
-    """When each step was logged, in seconds."""
+    """Return the time in seconds at which each step was logged."""
     return [line["time"] / 1000 for line in read_metrics(run / "metrics.jsonl")]
