@@ -1,4 +1,4 @@
-"""The references that the bench compares with do the same work, only more slowly."""
+"""The reference implementations of the benchmarks give the same results; measurements are right."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ def variant(build):
     return build("multi-trs", label_smoothing=training.SMOOTHING, dropout=0.0).variant
 
 
-def test_all_loops_learn_from_the_same_loss(variant, batch):
+def test_all_loops_compute_the_same_gradient(variant, batch):
     variant.train()
     ours = training._benchmark_our_loss(variant, batch)
     assert torch.allclose(training._benchmark_good_loss(variant, batch), ours, rtol=1e-5)
@@ -27,7 +27,7 @@ def test_all_loops_learn_from_the_same_loss(variant, batch):
         [grad] = torch.autograd.grad(loss, [variant.output.bias])
         return grad
 
-    # The papers' target gives padding nothing; its own entropy, left out here, teaches nothing.
+    # The papers' target gives padding no probability; its entropy, left out here, has no gradient.
     papers, expected = gradient(training._benchmark_reference_loss(variant, batch)), gradient(ours)
     assert torch.allclose(papers / batch.tokens, expected, atol=1e-4)
 
@@ -39,7 +39,7 @@ def test_all_loops_learn_from_the_same_loss(variant, batch):
         (generation._generate_reference_by_beams, "beam"),
     ],
 )
-def test_slow_decoding_gives_the_same_answers(build, test_samples, vocabulary, slow, method):
+def test_reference_decoding_gives_the_same_answers(build, test_samples, vocabulary, slow, method):
     variant = build("transformer").variant.eval()
     columns = encode(test_samples.head(6), vocabulary)
     decoding = Decoding(method=method, max_tokens=8, beams=3)
@@ -48,8 +48,8 @@ def test_slow_decoding_gives_the_same_answers(build, test_samples, vocabulary, s
     assert any(ours)
 
 
-def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
-    """A bare run of a second a step; trials of two, five seconds apart; half the trials stopped."""
+def test_trial_overhead_and_the_steps_that_stopping_saves(tmp_path, monkeypatch):
+    """A bare run takes 1 s per step, trials take 2 s and are 5 s apart; ASHA stops half of them."""
 
     def write_metrics(name, start, steps, pace):
         folder = (
@@ -87,7 +87,7 @@ def test_a_trials_cost_and_what_stopping_saves(tmp_path, monkeypatch):
     assert steps == {"none": 16 * 12, "asha": 8 * 12 + 8 * 4}
 
 
-def test_generated_films_are_subtitles_and_both_numbers_of_workers_are_timed(
+def test_synthetic_subtitles_are_readable_and_both_worker_counts_are_measured(
     prepared, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(curation, "FILES", 2)
@@ -113,7 +113,7 @@ def test_generated_films_are_subtitles_and_both_numbers_of_workers_are_timed(
     assert len(films) == 2
 
 
-def test_systems_take_turns_with_the_reference_and_the_base_commit(tmp_path, monkeypatch):
+def test_systems_alternate_with_the_reference_and_the_base_commit(tmp_path, monkeypatch):
     order = []
 
     def run_attune_command(home, _, system, *arguments, environment):
@@ -142,7 +142,7 @@ def test_systems_take_turns_with_the_reference_and_the_base_commit(tmp_path, mon
     assert "ratio_to_base" not in systems.summarize_systems(results["compact"]["moel"])
 
 
-def test_the_rate_of_a_run_is_that_of_its_last_stage(tmp_path):
+def test_the_speed_of_a_run_is_measured_in_its_last_stage(tmp_path):
     lines = [(1, 0, 0), (20, 1_000, 0), (21, 9_000, 1), (41, 10_000, 1), (61, 12_000, 1)]
     (tmp_path / "metrics.jsonl").write_text(
         "".join(

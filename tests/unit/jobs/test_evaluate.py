@@ -1,4 +1,4 @@
-"""`attune evaluate`: of runs, and of answers in files."""
+"""`attune evaluate` on runs and on files of answers."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ METRICS = {
 FEW = ("--set", "max_tokens=3")
 
 
-def test_evaluate_a_run(call, home, data):
+def test_a_run_is_evaluated(call, home, data):
     done = call("evaluate", "second", *FEW, "--json")
     result = json_output(done)
     assert set(result) == {"run_id", "split", "decode", "answers", "signature", "metrics"}
@@ -43,7 +43,7 @@ def test_evaluate_a_run(call, home, data):
     assert frame["answer"].str.split(" ").list.len().max() <= 3
     assert frame["answer_tokens"].equals(frame["answer"])
     assert "emotion accuracy" in done.stderr
-    # What a run's evaluation keeps is scored to the same numbers, quotation marks and all.
+    # The written answer file gives the same metrics, also for answers with quotation marks.
     again = json_output(call("evaluate", "--answers", kept, "--json"))
     assert (again["run_id"], again["split"], again["decode"]) == (None, None, None)
     assert again["answers"] == str(kept)
@@ -56,14 +56,14 @@ def test_evaluate_a_run(call, home, data):
 
 
 @pytest.mark.usefixtures("home")
-def test_answers_under_different_conditions_have_different_files(call, data, tmp_path):
+def test_different_settings_write_different_answer_files(call, data, tmp_path):
     def kept(*arguments):
         return Path(json_output(call("evaluate", "first", *arguments, "--json"))["answers"])
 
     plain = kept()
     assert plain.name == "test-greedy.parquet"
     assert kept("--set", "max_tokens=30") == plain  # the default
-    assert kept("--data", str(data)) == plain  # its own
+    assert kept("--data", str(data)) == plain  # the data of the run
     conversation = {
         "id": 1,
         "split": "test",
@@ -85,7 +85,7 @@ def test_answers_under_different_conditions_have_different_files(call, data, tmp
 
 
 @pytest.mark.usefixtures("home")
-def test_evaluate_without_emotions_in_the_data_has_no_accuracy(call, tmp_path):
+def test_data_without_emotions_gives_no_emotion_accuracy(call, tmp_path):
     utterances = [{"role": "speaker", "text": "Hi."}, {"role": "listener", "text": "Oh."}]
     conversation = {"id": 1, "split": "test", "utterances": utterances}
     (tmp_path / "mine.jsonl").write_text(json.dumps(conversation))
@@ -95,7 +95,7 @@ def test_evaluate_without_emotions_in_the_data_has_no_accuracy(call, tmp_path):
 
 
 @pytest.mark.usefixtures("home")
-def test_evaluation_truncates_contexts_like_training(call):
+def test_evaluation_truncates_contexts_as_training_does(call):
     def perplexity():
         done = call("evaluate", "second", *FEW, "--json")
         return json_output(done)["metrics"]["perplexity"]
@@ -148,7 +148,7 @@ def test_invalid_options_are_rejected(call, home, arguments, message):
     assert not list(home.glob("runs/*/answers"))
 
 
-def test_model_of_an_earlier_stage_is_evaluated(call, home):
+def test_the_model_of_an_earlier_stage_is_evaluated(call, home):
     last = json_output(call("evaluate", "first", "--split", "valid", "--json"))
     shutil.copytree(home / "runs/second/model", home / "runs/first/best-pretraining")
     first = ("evaluate", "first", "--split", "valid", "--stage")
@@ -159,7 +159,7 @@ def test_model_of_an_earlier_stage_is_evaluated(call, home):
     assert "did you mean 'pretraining'" in error_of(call(*first, "pretrainin"))
 
 
-def test_answers_in_files_are_tokenized_like_ours(call, tmp_path):
+def test_answers_in_files_are_tokenized_like_generated_answers(call, tmp_path):
     rows = [
         {"answer": "I'm so sorry, that's sad!", "response": "I am so sorry , that is sad !"},
         {"answer": "It's fine.", "response": "it is fine .", "other": [1]},
@@ -169,13 +169,13 @@ def test_answers_in_files_are_tokenized_like_ours(call, tmp_path):
     result = json_output(done)
     assert set(result["metrics"]) == METRICS
     assert result["metrics"]["bleu"] == pytest.approx(100.0)
-    assert result["metrics"]["distinct_1"] == 12 / 13  # "is" stands in both
+    assert result["metrics"]["distinct_1"] == 12 / 13  # "is" occurs in both
     unknown = METRICS - {"bleu", "distinct_1", "distinct_2", "different_answers"}
     assert {result["metrics"][name] for name in unknown} == {None}
     assert "smooth:none" in result["signature"]
 
 
-def test_answers_with_likelihoods_and_emotions(tmp_path):
+def test_perplexity_and_emotion_accuracy_of_answers_in_a_file(tmp_path):
     frame = pl.DataFrame(
         {
             "answer": ["yes", "no", "no"],
@@ -226,7 +226,7 @@ def test_token_columns_are_not_tokenized_again():
         (b'{"answer": "a\xff", "response": "b"}', "row 1: not UTF-8"),
     ],
 )
-def test_damaged_file_of_answers_is_an_error(call, tmp_path, content, message):
+def test_a_damaged_answer_file_is_an_error(call, tmp_path, content, message):
     file = tmp_path / "file.jsonl"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     done = call("evaluate", "--answers", file, "--json")
@@ -234,7 +234,7 @@ def test_damaged_file_of_answers_is_an_error(call, tmp_path, content, message):
     assert str(file) in done.stderr
 
 
-def test_damaged_parquet_of_answers_is_an_error(call, tmp_path):
+def test_a_damaged_parquet_answer_file_is_an_error(call, tmp_path):
     def refusal(name):
         return error_of(call("evaluate", "--answers", name), code=1)
 

@@ -1,4 +1,4 @@
-"""`attune show transfer`, `predictor` and `control`: what MEED2's paper shows."""
+"""`attune show transfer`, `predictor` and `control`: results of MEED2's paper."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.runs import write_run
 
 @pytest.fixture
 def home(tmp_path, monkeypatch, build, prepared):
-    """Runs of MEED2, one of which can tell what its answers are, and others."""
+    """Runs of MEED2, one of them with a labeller for its answers, and of other variants."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path / "home"))
     inputs = {"name": "b", "folder": str(prepared), "hash": read_dataset_manifest(prepared)["hash"]}
     save_model(build("intent-classifier"), tmp_path / "labeller")
@@ -42,7 +42,7 @@ def test_runs_are_evaluated_on_other_corpora(call, data, prepared):
 
 
 @pytest.mark.usefixtures("home")
-def test_predictor_is_compared_with_guessing(call, prepared):
+def test_the_label_predictor_is_compared_with_random_labels(call, prepared):
     model = load_model(find_run("alone").model)
     samples = read_dataset_samples(prepared, "test")
     labelled = samples.filter(samples["response_label"].is_in(LABELS))
@@ -57,8 +57,8 @@ def test_predictor_is_compared_with_guessing(call, prepared):
 
 
 @pytest.mark.usefixtures("home")
-def test_requested_labels_are_counted(monkeypatch, prepared):
-    """With a labeller that takes an answer for what its model was asked for, half the time."""
+def test_answers_with_the_requested_label_are_counted(monkeypatch, prepared):
+    """The labeller gives half of the answers the requested label, and the others "sad"."""
     asked = []
     monkeypatch.setattr(
         control, "answer", lambda *inputs: asked.append(inputs[-1]) or [[] for _ in range(4)]
@@ -81,7 +81,7 @@ def test_requested_labels_are_counted(monkeypatch, prepared):
 
 
 @pytest.mark.usefixtures("home")
-def test_control_through_the_command(call):
+def test_show_control(call):
     command = ("show", "control", "labelled", "--labels", "consoling,joyful", "--count", "2")
     actual = json_output(call(*command, "--json"))
     assert [each["label"] for each in actual["labels"]] == ["consoling", "joyful"]

@@ -1,4 +1,4 @@
-"""MIME's pictures and controls on the command line."""
+"""MIME's figures and controls on the command line."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ FEW = ("--set", "max_tokens=3")
 
 @pytest.fixture
 def mimics(home, build):
-    """Two runs of MIME more, one without mimicry."""
+    """Add two runs of MIME to the home, one without mimicry."""
     for name, variant in (("with", "mime"), ("without", "mime-no-mimicry")):
         folder = home / "runs" / name
         run = dataclasses.replace(find_run("first"), name=name, folder=folder, variant=variant)
@@ -25,7 +25,7 @@ def mimics(home, build):
 
 @pytest.fixture
 def loud(mimics):
-    """One with emotions that make a difference, as they do not before training."""
+    """Scale up the emotion embeddings: those of an untrained model do not change its answers."""
     model = load_model(find_run("with").model)
     with torch.no_grad():
         model.variant.emotions.weight *= 100.0
@@ -39,12 +39,12 @@ def test_show_embeddings(call, tmp_path):
     assert done["picture"] == str(out)
     assert out.read_bytes().startswith(b"\x89PNG")
     assert [one["variant"] for one in done["runs"]] == ["mime", "mime-no-mimicry"]
-    assert all(-0.2 < one["separation"] < 0.2 for one in done["runs"])  # nothing learned yet
+    assert all(-0.2 < one["separation"] < 0.2 for one in done["runs"])  # untrained
     assert "name a run of mime or" in error_of(call("show", "embeddings", "first"))
     assert "ending in .png" in error_of(call("show", "embeddings", "with", "--out", "figure.xyz"))
 
 
-def test_separated_groups_score_higher(call, mimics):
+def test_separated_emotion_groups_have_a_higher_separation(call, mimics):
     model = load_model(find_run("with").model)
     with torch.no_grad():
         model.variant.emotions.weight[model.variant.groups["positive"]] += 1.0
@@ -68,7 +68,7 @@ def test_show_stochasticity(call):
 
 
 @pytest.mark.usefixtures("loud")
-def test_controls_are_checked_and_used(call):
+def test_controls_are_validated_and_change_answers(call):
     ask = ("respond", "with", "--context", "I won!", *FEW)
     calm = json_output(call(*ask, "--json"))["answers"][0]
     assert set(calm["explanation"]["response_emotion"]) == {"positive", "negative"}
