@@ -79,14 +79,14 @@ class DataFilters:
     setting."""
 
     cause_threshold: str | None = None
-    """Probability from which an utterance is labelled as a cause, in train and valid; 0 keeps the
-    labels of the data."""
+    """Minimum probability at which an utterance is labelled as a cause, in train and valid; 0 keeps
+    the labels of the data."""
     emotionality_threshold: str | None = None
-    """Minimum emotionality of a dialogue of train; 0 keeps all."""
+    """Minimum emotionality of a dialogue in train; 0 keeps all dialogues."""
     harvest: str | None = None
-    """Folder of `attune data harvest` with unpaired text; if empty, that of the data is used."""
+    """Folder of unpaired text (`attune data harvest`); if empty, the data's own is used."""
     harvest_threshold: str | None = None
-    """Probability of its emotion above which an unpaired text is used."""
+    """An unpaired text is used if the probability of its emotion is above this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +161,13 @@ class Stage:
     """The updates of one round, in order."""
     streams: tuple[str, ...] = (PAIRED,)
     share: float = 1.0
-    """Share of the run's steps, relative to the shares of the other stages."""
+    """Share of the run's steps, relative to those of the other stages."""
     rate: float = 1.0
     """Factor of the run's learning rate."""
     schedule: Literal["constant", "noam", "linear", "cosine"] | None = None
-    """Decay of the learning rate; None for that of the run."""
+    """Decay of the learning rate; None uses that of the run."""
     metric: str = "valid_loss"
-    """Metric that selects the best checkpoint: the highest accuracy, the lowest of all others."""
+    """Metric that selects the best model: accuracies are maximised, all others minimised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,8 +265,8 @@ class Variant(nn.Module, ABC):
     """Settings of each ablation, by its name. An ablation can be trained like a variant."""
     search_spaces: ClassVar[SearchSpaces] = {}
     validation_metrics: ClassVar[tuple[str, ...]] = ()
-    """Metrics of validation besides loss and perplexity: the loss terms of all stages, and an
-    accuracy for each prediction. An ablation may lack some."""
+    """Validation metrics besides loss and perplexity: the loss terms of all stages, and an accuracy
+    for each predicted label. An ablation may have fewer."""
     figures: ClassVar[Mapping[str, str]] = {}
     """Figures of the paper that can be drawn from a trained model: the name of the `attune show`
     command -> the method that returns its data. The method returns a dataclass of tensors and
@@ -302,7 +302,7 @@ class Variant(nn.Module, ABC):
 
 
 class Annotator(Variant):
-    """A classifier of the utterances of a context: which contain the cause of the emotion?"""
+    """A classifier of the utterances of a context that detects the causes of the emotion."""
 
     @abstractmethod
     def predict_causes(self, batch: Batch) -> Tensor:
@@ -322,35 +322,36 @@ class TextClassifier(Variant):
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Intermediate results that explain an answer; None for those that a variant does not have.
+    """Intermediate results of generating an answer. Fields that a variant does not have are None.
 
-    A variant returns numbers and token ids. `Responder` adds the text that they refer to: `words`
-    and the fields after it.
+    A variant sets the fields up to `scores`, which contain numbers, labels and token ids.
+    `Responder` adds the corresponding text: `words` and the fields after it.
     """
 
     emotion: Mapping[str, float] | None = None
-    """Predicted probability of each emotion of the speaker."""
+    """Predicted probabilities of the speaker's emotion."""
     groups: Mapping[str, float] | None = None
-    """Predicted probability of each group of emotions, such as the positive ones."""
+    """Predicted probabilities of the groups of emotions, such as positive and negative."""
     response_emotion: Mapping[str, Mapping[str, float]] | None = None
-    """By group, the distribution of the response's emotion."""
+    """Distribution of the response's emotion, by group of emotions."""
     response_label: Mapping[str, float] | None = None
-    """Predicted probability of each label of the response: an emotion or an intent."""
+    """Predicted probabilities of the response's label, an emotion or intent."""
     word_labels: Sequence[str] | None = None
-    """The label of each context word's utterance; empty if it has none."""
+    """For each context word the label of its utterance; an empty string if it has none."""
     consensus: Mapping[str, float] | None = None
-    """Posterior probability of each state of the latent consensus."""
+    """Posterior distribution of the latent consensus variable."""
     imagined_tokens: Sequence[int] | None = None
-    """The context that a backward model generates for the answer."""
+    """Token ids of the context that a backward model generates from the answer."""
     listeners: Mapping[str, float] | None = None
-    """Weight of each emotion's listener."""
+    """Weight of each listener (an expert decoder), by its emotion."""
     by_word: Mapping[str, Sequence[float]] | None = None
-    """Values of each word of the context, such as attention or gates, by their name."""
+    """A value for each context word, such as an attention weight or a gate, by the name of the
+    value."""
     attention: Mapping[str, Sequence[Sequence[float]]] | None = None
-    """Attention weights from each word of the answer (outer) to each word of a source (inner), by
-    source: the context or the emotion words."""
+    """Attention weights by source (the context or the emotion words): for each word of the answer,
+    the weight of each word of the source."""
     scores: Mapping[str, float] | None = None
-    """Each critic's score of the answer, if the next turn is known."""
+    """Score of the answer by each critic; requires the next turn."""
     words: Sequence[str] | None = None
     """The words of the context."""
     emotion_words: Sequence[str] | None = None
@@ -358,7 +359,7 @@ class Explanation:
     imagined: str | None = None
     """The text of `imagined_tokens`."""
     answer_words: Sequence[str] | None = None
-    """The words of the answer that `attention` refers to."""
+    """The words of the answer, as in `attention`."""
 
 
 class DialogueVariant(Variant):
@@ -368,8 +369,7 @@ class DialogueVariant(Variant):
     """The loss term that outside training equals the mean of `-log_likelihood`, from which
     validation takes the perplexity; None if validation must compute `log_likelihood`."""
     controls: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Values that a user may request for an answer, such as an intent, by the name of the
-    control."""
+    """Values that a user can select for a control of the answer, such as its intent, by control."""
 
     @classmethod
     def controls_for(cls, config: Any) -> Mapping[str, Sequence[str]]:
@@ -381,8 +381,8 @@ class DialogueVariant(Variant):
         """Return the unsmoothed log-probability of each response token, (B, T), 0 for padding."""
 
     def oracle_log_likelihood(self, batch: Batch) -> Tensor:
-        """Return the log-likelihood given true labels that an answer has to predict, as some papers
-        compute their perplexity."""
+        """Return the log-likelihood given the true labels, which generation has to predict. Some
+        papers compute their perplexity from it."""
         return self.log_likelihood(batch)
 
     @abstractmethod

@@ -1,10 +1,11 @@
 """Streams of batches: bucketed by length, padded per batch, sharded by rank, resumable.
 
-The batches of an epoch are planned as row numbers only, from the seed and the epoch number: pools
-of shuffled samples are sorted by length and cut, then the batches are shuffled. Any step of any
-epoch can therefore be started without replaying the steps before it. A plan consists of *global*
-batches and does not depend on the number of ranks; each rank takes every n-th row, which keeps
-the lengths on all ranks alike, and gets the sample and token counts of the whole batch as divisors.
+An epoch is planned as lists of row numbers, from the seed and the epoch number alone: pools of
+shuffled samples are sorted by length and cut into batches, then the batches are shuffled. A run can
+therefore start at any step of any epoch without replaying the steps before it. A plan consists of
+*global* batches and does not depend on the number of ranks. Each of n ranks takes every n-th row,
+so that the lengths on all ranks are similar, and an n-th of the global batch's counts of samples
+and tokens as divisors.
 """
 
 import functools
@@ -23,12 +24,13 @@ from attune.platform.batching.encoding import Columns, IntArray, Ragged
 from attune.platform.core.errors import DataError
 
 POOL = 256
-"""Number of batches whose samples are sorted together: more reduces padding and mixes less."""
+"""Number of batches whose samples are sorted together. A higher number reduces padding and makes
+batches less random."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Position:
-    """Where in the data a run stands: the next batch to be taken. A checkpoint stores this."""
+    """Position in a stream: the epoch, and the number of the next batch in it."""
 
     epoch: int = 0
     batch: int = 0
@@ -36,7 +38,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionedBatch:
-    """A batch, and where to go on after it."""
+    """A batch, and the position of the batch after it."""
 
     batch: Batch
     next_position: Position
@@ -66,10 +68,10 @@ class Stream:
         world_size: int = 1,
         prefetch: int = 4,
     ):
-        """`size` counts samples, or tokens of contexts and responses with their padding.
+        """`size` counts samples, or tokens of contexts and responses including padding.
 
-        Batches are of like responses, or with `by_context` of like contexts (for decoding).
-        Unpaired text lacks one of the two.
+        A batch has responses of similar lengths, or with `by_context` contexts of similar lengths
+        (for decoding). Unpaired text has only contexts or only responses.
         """
         self.context_lengths = _stream_lengths(columns, "context")
         self.response_lengths = _stream_lengths(columns, "response")
@@ -88,7 +90,7 @@ class Stream:
         self.plan = functools.lru_cache(2)(self._plan_stream_epoch)
 
     def batches(self, start: Position = Position()) -> Iterator[PositionedBatch]:  # noqa: B008
-        """The batches from `start` on, for ever; made ahead in a thread."""
+        """Yield batches from `start` without end. A thread prefetches them."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
             ahead: deque[Future[PositionedBatch]] = deque()
             try:
@@ -101,14 +103,14 @@ class Stream:
                     future.cancel()
 
     def epoch(self, number: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch only, in which each sample comes exactly once."""
+        """Yield the batches of one epoch, which contains each sample exactly once."""
         for loaded in self.batches(Position(epoch=number)):
             yield loaded.batch
             if loaded.next_position.epoch > number:
                 return
 
     def position(self, step: int) -> Position:
-        """Where batch number `step`, counted over all epochs, stands."""
+        """Return the position of batch number `step`, counted over all epochs."""
         epoch = 0
         while step >= len(self.plan(epoch)):
             step -= len(self.plan(epoch))
@@ -116,7 +118,7 @@ class Stream:
         return Position(epoch=epoch, batch=step)
 
     def _planned_stream_batches(self, here: Position) -> Iterator[tuple[IntArray, Position]]:
-        """The rows of each batch, with the position after it."""
+        """Yield the rows of each batch, with the position after it."""
         while True:
             plan = self.plan(here.epoch)
             for number in range(here.batch, len(plan) - 1):
@@ -139,7 +141,7 @@ class Stream:
         return PositionedBatch(batch=batch, next_position=next_position)
 
     def _plan_stream_epoch(self, epoch: int) -> list[IntArray]:
-        """The global batches of an epoch, as row numbers."""
+        """Return the global batches of an epoch, as row numbers."""
         count = len(self.response_lengths)
         if not self.shuffle:
             return self._cut_into_batches(self._bucket_by_length(np.arange(count)))
@@ -154,11 +156,12 @@ class Stream:
         return [batches[number] for number in draw.permutation(len(batches))]
 
     def _bucket_by_length(self, rows: IntArray) -> IntArray:
-        """Rows in an order in which neighbours are alike.
+        """Return rows in an order in which neighbours have similar lengths.
 
-        By the response first, then strips of that by the context, to and fro, so that a batch that
-        lies across two strips has contexts alike, too. Batches are then alike in both, and their
-        responses still of several lengths.
+        Rows are sorted by response length and cut into strips, and each strip is sorted by context
+        length, in alternating directions, so that a batch across two strips has similar contexts,
+        too. The contexts and the responses of a batch then have similar lengths, and the lengths of
+        its responses still vary.
         """
         contexts, responses = self.context_lengths, self.response_lengths
         if self.by_context:
@@ -179,7 +182,7 @@ class Stream:
 
     def _cut_into_batches(self, rows: IntArray) -> list[IntArray]:
         if self.by == "samples":
-            # Nearly equal parts, so that no epoch ends in a tiny batch with a loud gradient.
+            # Parts of nearly equal size: a small last batch would have a noisy gradient.
             return np.array_split(rows, -(-len(rows) // self.size))
         ends: list[int] = []
         start = context = response = 0

@@ -1,4 +1,4 @@
-"""Memory of training: keep freed blocks for the next step, and limit the cache of kernels."""
+"""Memory settings of training: glibc's reuse of freed blocks, and oneDNN's kernel cache."""
 
 import contextlib
 import ctypes
@@ -7,14 +7,14 @@ import os
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 CACHED_KERNELS = 96
-"""oneDNN's cache keeps this many kernels, enough for the products that one step repeats."""
+"""Capacity of oneDNN's cache in kernels, enough for the matrix products that a step repeats."""
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed large blocks instead of returning them to the system.
+    """Make glibc keep large freed blocks instead of returning them to the operating system.
 
-    The page faults of mapping them again take about a tenth of a training step. Without glibc
-    this does nothing.
+    Otherwise the page faults of mapping them again take about a tenth of a training step. On
+    systems without glibc this has no effect.
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -26,8 +26,8 @@ def keep_freed_memory() -> None:
 def limit_kernel_cache() -> None:
     """Limit oneDNN's cache of compiled kernels, unless its environment variable is set.
 
-    In bf16 it compiles a kernel for each shape of a product, and batches have hundreds of shapes:
-    its own limit of 1,024 kernels holds half a gigabyte and saves no time. It reads the variable at
-    the first product of a process.
+    In bf16 oneDNN compiles a kernel for each shape of a matrix product, and batches have hundreds
+    of shapes. Its default of 1,024 kernels uses half a gigabyte and saves no time. The variable is
+    read at the first matrix product of a process.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CACHED_KERNELS))

@@ -21,11 +21,11 @@ from attune.platform.core.errors import DataError, UsageError, unknown_choice_er
 from attune.platform.training.settings import TrainingConfig
 
 BASE_SETTINGS, SETTINGS_FOLDER = "deepspeed.json", "deepspeed"
-"""In `infra`: the settings that all runs share, and the folder of those by scale."""
+"""In `infra`: the file of settings common to all runs, and the folder of settings by scale."""
 ZERO = "zero_optimization"
 ALLOWED_KEYS = (ZERO, "aio", "communication_data_type", "comms_logger", "flops_profiler")
-"""Keys allowed in a file of settings. The rest follows from a run's own settings or has no effect
-on these models; DeepSpeed ignores keys that it does not know."""
+"""Keys allowed in a settings file. Other keys are determined by the settings of the run, have no
+effect on these models, or are unknown to DeepSpeed, which ignores them silently."""
 RUN_SETTING_FOR = {
     "gradient_clipping": "--set gradient_clipping=...",
     "gradient_accumulation_steps": "--set accumulation=...",
@@ -36,13 +36,13 @@ RUN_SETTING_FOR = {
     "optimizer": "--set learning_rate=..., weight_decay=... and adam_...",
     "scheduler": "--set schedule=... and warmup_steps=...",
 }
-"""Keys of DeepSpeed that are refused in a file, and the option to use instead."""
+"""DeepSpeed's keys that are rejected in a settings file, with the options to use instead."""
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def resolve_precision(precision: Literal["fp32", "bf16", "auto"]) -> Literal["fp32", "bf16"]:
-    """Return the given precision; for `auto`, bf16 where this machine computes it natively."""
+    """Return the given precision; for `auto`, bf16 if this machine computes it natively."""
     if precision != "auto":
         return precision
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
@@ -56,7 +56,7 @@ class Player(nn.Module):
         super().__init__()
         assert precision in ("fp32", "bf16"), f"precision={precision} is not resolved"
         self.parts = nn.ModuleDict({name: getattr(variant, name) for name in parts})
-        self._variant = [variant]  # in a list, so that it is no sub-module
+        self._variant = [variant]  # in a list, so that torch does not register it
         self.use_bf16 = precision == "bf16"
 
     def forward(self, losses: str, batches: Batches, progress: Progress) -> Losses:
@@ -71,7 +71,7 @@ class Player(nn.Module):
 
 
 class Engine:
-    """A player with its optimizer, gradients averaged over the workers."""
+    """DeepSpeed's engine of one player: its optimizer, with gradients averaged over the workers."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Engine:
         )
         self.zero = zero
         if zero == 0 and self.engine.dp_world_size == 1:
-            # With one worker there is nothing to average, but DeepSpeed would still copy every
-            # gradient back and forth: a fifth of a step.
+            # One worker has nothing to average, but DeepSpeed would still copy every gradient back
+            # and forth, which takes a fifth of a step.
             self.engine.enable_backward_allreduce = False
 
     def __call__(self, losses: str, batches: Batches, progress: Progress) -> Losses:
@@ -113,7 +113,7 @@ class Engine:
         self.engine.backward(loss)
 
     def step(self, rate: float, *, return_norm: bool = False) -> Tensor:
-        """Count a part; after the last one, update the weights. Returns the norm of the gradient
+        """Count a part; after the last one, update the weights. Return the norm of the gradient
         before clipping if `return_norm`, else 0."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -122,22 +122,22 @@ class Engine:
             grads = [p.grad for p in self.engine.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(grads)
         self.engine.step()
-        if return_norm and self.zero:  # only DeepSpeed has it, and only after the step
+        if return_norm and self.zero:  # only DeepSpeed computes it, during the step
             norm = self.engine.get_global_grad_norm() or 0.0
         return torch.as_tensor(norm, dtype=torch.float32)
 
     def save(self, folder: Path, player: str) -> None:
-        """Write optimizer and weights; every worker calls this."""
+        """Save the state of the optimizer and the weights; every worker must call this."""
         self.engine.save_checkpoint(str(folder), tag=player, save_latest=False)
 
     def load(self, folder: Path, player: str) -> None:
         """Load what `save` wrote."""
         path, _ = self.engine.load_checkpoint(str(folder), tag=player)
         if path is None:
-            raise DataError(f"DeepSpeed finds no checkpoint in {folder / player}")
+            raise DataError(f"DeepSpeed found no checkpoint in {folder / player}")
 
     def close(self) -> None:
-        """Release hooks and buffers, so that the next stage's engine can own the parts."""
+        """Release hooks and buffers, so that the next stage can build an engine from the parts."""
         self.engine.destroy()
 
 
@@ -148,7 +148,7 @@ def deepspeed_settings(
     universal: bool = False,
     extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return DeepSpeed's settings: the shared ones, those of a file (`extra`), those of the run."""
+    """Return DeepSpeed's settings: the common ones, those of a file (`extra`), those of the run."""
     text = resources.files("attune.infra").joinpath(BASE_SETTINGS).read_text(encoding="utf-8")
     base: dict[str, Any] = json.loads(text)
     return {
@@ -165,7 +165,8 @@ def deepspeed_settings(
 
 
 def read_deepspeed_settings(name_or_path: str) -> dict[str, Any]:
-    """Read and check what `deepspeed=` names: a file in infra/deepspeed by its name, or a path."""
+    """Read and check the settings file that `deepspeed=` selects: the name of one in
+    infra/deepspeed, or a path."""
     folder = resources.files("attune.infra").joinpath(SETTINGS_FOLDER)
     names = sorted(file.name.removesuffix(".json") for file in folder.iterdir())
     if name_or_path in names:
@@ -174,7 +175,7 @@ def read_deepspeed_settings(name_or_path: str) -> dict[str, Any]:
         )
     if not Path(name_or_path).is_file():
         what = unknown_choice_error("settings of DeepSpeed", name_or_path, names)
-        raise UsageError(f"deepspeed={name_or_path}: {what}, or name a JSON file that is there")
+        raise UsageError(f"deepspeed={name_or_path}: {what}, or give the path of a JSON file")
     return _parse_deepspeed_settings(name_or_path, Path(name_or_path).read_text(encoding="utf-8"))
 
 
@@ -200,11 +201,11 @@ def _parse_deepspeed_settings(name_or_path: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"deepspeed={name_or_path} is not readable as JSON: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get(ZERO, {}), dict):
-        raise UsageError(f"deepspeed={name_or_path}: a JSON object with '{ZERO}' in it is expected")
+        raise UsageError(f"deepspeed={name_or_path}: expected a JSON object with '{ZERO}'")
     for key in content:
         if key in RUN_SETTING_FOR:
             raise UsageError(
-                f"deepspeed={name_or_path}: leave '{key}' out, and say {RUN_SETTING_FOR[key]}"
+                f"deepspeed={name_or_path}: remove '{key}' and use {RUN_SETTING_FOR[key]}"
             )
         if key not in ALLOWED_KEYS:
             raise UsageError(
@@ -235,7 +236,7 @@ def convert_engine_to_universal(folder: Path, player: str, into: Path) -> None:
 
 @contextmanager
 def gather_engine_weights(variant: Variant, zero: int) -> Iterator[None]:
-    """Gather weights that ZeRO 3 has partitioned, so that each worker has all of them inside."""
+    """Gather the weights that ZeRO 3 has partitioned, on every worker, within the context."""
     if zero < 3:
         yield
         return
@@ -246,11 +247,11 @@ def gather_engine_weights(variant: Variant, zero: int) -> Iterator[None]:
 
 
 def import_deepspeed() -> None:
-    """Import DeepSpeed without MLflow, which its autotuner imports: that takes most of the time
-    and is not used here."""
+    """Import DeepSpeed without MLflow. Only the autotuner, which is not used here, imports it, and
+    that takes most of the time."""
     if "mlflow" in sys.modules:
         return
-    sys.modules["mlflow"] = None  # type: ignore[assignment]  # importing it fails, as is allowed
+    sys.modules["mlflow"] = None  # type: ignore[assignment]  # makes its import fail, which DeepSpeed handles
     try:
         import deepspeed  # noqa: F401
     finally:
@@ -260,7 +261,7 @@ def import_deepspeed() -> None:
 def init_deepspeed() -> None:
     """Import DeepSpeed and use Ray's process group; a single process creates its own."""
     if not torch.distributed.is_initialized():
-        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
+        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
         torch.distributed.init_process_group(
             "gloo",
             store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
@@ -270,6 +271,6 @@ def init_deepspeed() -> None:
     import_deepspeed()
     import deepspeed.ops
 
-    # The shared-memory all-reduce is used by inference only, but DeepSpeed would compile it: half a
-    # minute, and again whenever another environment (a job's) has compiled it in between.
+    # Only inference uses the shared-memory all-reduce, but DeepSpeed would compile it here. That
+    # takes half a minute, and again after another environment, such as a job's, has compiled it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -1,4 +1,4 @@
-"""The training loop: runs a variant's stages, validates, keeps the best checkpoint, resumes.
+"""The training loop: trains a variant's stages, validates, saves the best model, resumes.
 
 The random numbers of a step are seeded by the run's seed, the stage, the step and the worker, and
 the order of the data depends on the seed and the step alone. A run that resumes from a checkpoint
@@ -55,9 +55,9 @@ from attune.platform.training.validation import compute_validation_metrics, vali
 
 PLAN, RESULT, PROBLEM = "plan.json", "result.json", "problem.txt"
 TIMED_STEPS = 50
-"""First steps of a stage, from whose speed the number of steps within a time is estimated."""
+"""Number of first steps of a stage whose speed determines how many steps a time limit allows."""
 STEP_TIME_SHARE = 0.9
-"""Share of a limited time that steps get; the rest is for validation and checkpoints."""
+"""Share of a time limit that is planned for steps; the rest is for validation and checkpoints."""
 Watch = Callable[[int, Mapping[str, float], bool], None]
 """Called by the first worker with a step, its metrics, and whether training ends. Validation
 metrics are passed after their checkpoint is written. It may raise to end the training."""
@@ -100,7 +100,7 @@ class Training:
         self.dropouts = {
             module: module.p for module in self.variant.modules() if isinstance(module, nn.Dropout)
         }
-        """All kinds of dropout, with their rates before any decay."""
+        """The dropout rate of each module (all kinds of dropout), before any decay."""
 
     @property
     def weights_bytes(self) -> int:
@@ -108,7 +108,7 @@ class Training:
         return sum(each.numel() * each.element_size() for each in self.variant.parameters())
 
     def run(self) -> bool:
-        """Train to the end; return False if the run was asked to stop before it."""
+        """Train to the end; return False if the run was stopped before it."""
         state, checkpoint = self.load_last_checkpoint()
         if self.group.is_first:
             self.metrics = MetricsFile(self.record.metrics_file, state.total, self._log_message)
@@ -136,11 +136,11 @@ class Training:
         return True
 
     def stage_steps(self, number: int, state: TrainState = TrainState()) -> int:  # noqa: B008
-        """Return the most rounds a stage may take: its share of the run's, at least one.
+        """Return the maximum number of a stage's rounds: its share of the run's, at least one.
 
-        Of epochs it is a share of the passes through its first stream; a round draws a batch for
-        each of its updates. A limit of minutes becomes a number of steps once the speed is known,
-        so that the learning rate and dropout decay within it.
+        A limit in epochs refers to passes through the stage's first stream, of which a round takes
+        one batch per update. A limit in minutes is converted to steps once the speed is known, so
+        that the learning rate and dropout decay within the limit.
         """
         stage = self.stages[number]
         share = stage.share / sum(each.share for each in self.stages)
@@ -162,7 +162,7 @@ class Training:
     def train_stage(self, state: TrainState, checkpoint: Path | None) -> TrainState:
         """Train a stage from its current state, then load its best weights for the next stage."""
         stage, steps = self.stages[state.stage], self.stage_steps(state.stage, state)
-        if state.stage_over:  # it had ended when the run was interrupted
+        if state.stage_over:  # the run was interrupted after the end of the stage
             self._load_best_of_stage(state.stage)
             return state
         engines = self._build_loop_engines(stage, state, checkpoint)
@@ -252,8 +252,8 @@ class Training:
         self, engines: Mapping[str, Engine], update: Update, loaded: Mapping[str, PositionedBatch],
         progress: Progress, learning_rate: float, is_logged: bool,
     ) -> Losses:  # fmt: skip
-        """Make one optimizer step; return this worker's loss terms of the whole batch, and the
-        gradient norm where it is logged."""
+        """Make one optimizer step; return this worker's loss terms of the whole batch, and at a
+        logged step the gradient norm."""
         engine = engines[update.player]
         sums: Losses = {}
         for part in self._split_for_accumulation({name: one.batch for name, one in loaded.items()}):
@@ -267,7 +267,8 @@ class Training:
         return {**sums, f"gradient_norm_{update.player}": norm} if is_logged else sums
 
     def _split_for_accumulation(self, batches: Batches) -> Iterator[Batches]:
-        """Split batches for accumulation: the mean over the parts is the batch's loss."""
+        """Yield the parts of batches for accumulation; the mean of their losses is the loss of the
+        batch."""
         count = self.settings.accumulation
         for place in range(count):
             yield {
@@ -284,7 +285,7 @@ class Training:
         return stream.batches(stream.position(state.step * _batches_per_round(stage)))
 
     def _check_limits(self, state: TrainState, steps: int) -> tuple[bool, bool]:
-        """Return whether the stage is over, and whether the run was asked to stop."""
+        """Return whether the stage is over, and whether a stop of the run was requested."""
         over = state.step >= steps
         if self.record.max_minutes is not None:
             over = self.group.agree_on_flag(
@@ -306,7 +307,7 @@ class Training:
 
     @staticmethod
     def is_due(every: int, step: int, *, at_epoch_end: bool) -> bool:
-        """Whether a step is a multiple of `every`; where that is 0, whether an epoch ended."""
+        """Return whether a step is a multiple of `every`; if that is 0, whether an epoch ended."""
         return step % every == 0 if every else at_epoch_end
 
     def _log(
@@ -353,7 +354,7 @@ class Training:
         return state, validation_metrics
 
     def best_model_folder(self, number: int) -> Path:
-        """Return where a stage's best model is saved; that of the last stage is the run's model."""
+        """Return the folder of a stage's best model; that of the last stage is the run's model."""
         if number + 1 == len(self.stages):
             return self.record.model
         return self.record.stage_model(self.stages[number].name)
@@ -463,7 +464,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _replace_model_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a new folder beside the old one, then swap them."""
+    """Write a new folder beside the old one, then replace the old one by it."""
     new = folder.with_name(f".{folder.name}.new")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(new, ignore_errors=True)

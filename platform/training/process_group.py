@@ -1,4 +1,4 @@
-"""The group of processes that train one run together."""
+"""The group of processes that train one run."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class ProcessGroup:
         return values
 
     def agree_on_flag(self, flag: bool) -> bool:
-        """Return the first worker's flag on all workers, so that they stop at the same step."""
+        """Return the first worker's flag on every worker, so that all stop at the same step."""
         if self.world_size == 1:
             return flag
         decision = torch.tensor([float(flag)], device=self.device)

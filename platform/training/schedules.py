@@ -1,4 +1,4 @@
-"""Learning rate and dropout at each step, as functions of the step alone: nothing to save."""
+"""Learning rate and dropout at each step. Both depend on the step alone, so they have no state."""
 
 import math
 
@@ -9,8 +9,8 @@ from attune.platform.training.settings import TrainingConfig
 def rate(training: TrainingConfig, stage: Stage, step: int, steps: int) -> float:
     """Return the learning rate of update number `step` (from 0) of the `steps` of a stage.
 
-    Noam's schedule (Vaswani et al. 2017) is usually written with a factor: factor 1 at width 300
-    and warm-up 8,000 has its peak, which is what `learning_rate` means here, at 6.5e-4.
+    `learning_rate` is the peak of the schedule. Papers usually give a factor for the Noam schedule
+    (Vaswani et al. 2017): factor 1 at width 300 and warm-up 8,000 has the peak 6.5e-4.
     """
     peak = stage.rate * training.learning_rate
     done, warmup = step + 1, round(training.warmup_share * steps)
@@ -35,7 +35,7 @@ def scheduled_dropout_factor(training: TrainingConfig, step: int, steps: int) ->
 
 
 def has_dropout_decayed(training: TrainingConfig, step: int, steps: int) -> bool:
-    """Return whether dropout was lower in the last of `step` updates, or does not decay at all."""
+    """Return whether dropout was reduced at the last of `step` updates, or never decays."""
     return (
         not training.dropout_decay_share or scheduled_dropout_factor(training, step - 1, steps) < 1
     )

@@ -1,4 +1,4 @@
-"""How a run is trained: the settings that all variants share, by the names of `--set`."""
+"""Training settings, which are the same for all variants, by their names in `--set`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -107,13 +107,13 @@ SEARCH_SPACES: Mapping[str, Mapping[str, Choice | Range]] = {
         "gradient_clipping": Choice(values=(0.0, 0.5, 1.0, 2.0)),
     }
 }
-"""Common to all variants."""
+"""Search spaces that all variants have."""
 
 _PRESET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "small": {"precision": "auto"},
     "compact": {"precision": "auto"},
 }
-"""Training settings of a preset of every variant, unless the variant's preset has its own."""
+"""Training settings by preset, for all variants; a variant's own preset overrides them."""
 
 
 def configure(
@@ -138,7 +138,7 @@ def configure(
 def parse_variant_settings(
     name: str, overrides: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a variant's model settings and training settings, each checked by itself."""
+    """Return a variant's model settings and training settings, each value parsed and checked."""
     config = find_variant(name)[0].Config
     model_keys = {field.name for field in dataclasses.fields(config)}
     training_keys = {field.name for field in dataclasses.fields(TrainingConfig)}

@@ -1,4 +1,4 @@
-"""What one update of a stage consists of: its loss, the weights it trains, its random numbers."""
+"""The parts of an update: divisors of loss terms, total loss, trained weights, random seed."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,9 +28,9 @@ class LossScale:
             name: len(stream.tokens) / len(stream.plan(0)) / world_size
             for name, stream in streams.items()
         }
-        """Of each stream, for one worker."""
+        """Mean number of samples per batch and worker, by stream."""
         self.response_length = float(streams[PAIRED].tokens.mean())
-        """L, in the variant's own tokens, `<eos>` included."""
+        """L, in tokens of the variant's tokenizer, including `<eos>`."""
 
     def scaled_batch(self, stream: str, batch: Batch, tensors: Mapping[str, Tensor]) -> Batch:
         """Return a part of a stream's batch, `tensors`, with the divisors of its loss terms."""
@@ -44,7 +44,7 @@ class LossScale:
 
 
 def update_loss(update: Update, terms: Losses) -> Tensor:
-    """Return the weighted sum that an update minimises, over the terms computed so far."""
+    """Return the loss that an update minimises: the weighted sum of the given terms."""
     total = sum(weight * terms[name] for name, weight in update.weights.items() if name in terms)
     assert isinstance(total, Tensor)
     return total
@@ -52,7 +52,8 @@ def update_loss(update: Update, terms: Losses) -> Tensor:
 
 @contextmanager
 def train_only_updated(variant: Variant, parts: tuple[str, ...]) -> Iterator[None]:
-    """Freeze all weights but those of `parts`: DeepSpeed is silently wrong or raises otherwise."""
+    """Freeze all weights except those of `parts`. With gradients of other weights DeepSpeed raises
+    an error or silently computes wrong updates."""
     own = {id(p) for part in parts for p in getattr(variant, part).parameters()}
     frozen = [p for p in variant.parameters() if id(p) not in own and p.requires_grad]
     for parameter in frozen:
@@ -65,8 +66,8 @@ def train_only_updated(variant: Variant, parts: tuple[str, ...]) -> Iterator[Non
 
 
 def seed_update(seed: int) -> None:
-    """Seed torch. Without CUDA `torch.manual_seed` still records a traceback for it, which takes
-    half a millisecond a step."""
+    """Seed torch. Without CUDA this avoids `torch.manual_seed`, which records a traceback for a
+    later seeding of CUDA; that takes half a millisecond per step."""
     if torch.cuda.is_available():
         torch.manual_seed(seed)
     else:

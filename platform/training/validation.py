@@ -36,7 +36,8 @@ def compute_validation_metrics(
 ) -> dict[str, float]:
     """Return a stage's loss terms, perplexity and accuracies on valid; workers share the batches.
 
-    Loss terms are over the samples that the stage trains on, the rest over all samples. Perplexity
+    Loss terms are means over the samples that the stage trains on, the other metrics are over all
+    samples. Perplexity
     is reported from the first stage that trains the decoder. It is per word, so that models with
     subwords can be compared with models with words.
     """
@@ -53,7 +54,7 @@ def compute_validation_metrics(
             for name, term in terms.items():
                 sums.add(f"valid_{name}", term)
             sums.add("valid_loss", update_loss(update, terms))
-    # If the loss terms are over all samples, the likelihood is already one of them.
+    # If the loss terms are means over all samples, one of them is the negative log-likelihood.
     likelihood = f"valid_{getattr(variant, 'likelihood_term', None)}"
     likelihood_known = loss_columns is columns and likelihood in sums.values
     for batch in _iterate_valid_batches(columns, group):
@@ -102,8 +103,8 @@ class _MetricSums:
 
 
 def _iterate_valid_batches(columns: Columns, group: ProcessGroup) -> Iterator[Batch]:
-    """Yield this worker's batches of a split. Each carries the counts of the whole split as
-    divisors, so that the batches' means add up to the mean of the split."""
+    """Yield this worker's batches of a split. Their divisors are the counts of the whole split, so
+    that the quotients of all batches add up to the mean of the split."""
     stream = Stream(
         columns, size=VALID_TOKENS, by="tokens", shuffle=False,
         rank=group.rank, world_size=group.world_size,
