@@ -293,7 +293,10 @@ def test_sharded_and_offloaded_weights_give_the_same_losses(prepared):
         ("[]", "JSON object"),
         ('{"zero_optimization": {"stages": 2}}', r"'zero_optimization\.stages'"),
         ('{"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}', "offload_optimizer"),
-        ('{"gradient_clipping": 1.0}', r"'gradient_clipping' out, and say --set gradient_clipping"),
+        (
+            '{"gradient_clipping": 1.0}',
+            r"remove 'gradient_clipping' and use --set gradient_clipping",
+        ),
         ('{"zero_optimisation": {}}', "did you mean 'zero_optimization'"),
         ('{"zero_optimization": {"stage": 2}}', "--zero 1, but deepspeed=.* says stage 2"),
     ],
