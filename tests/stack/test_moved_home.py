@@ -9,7 +9,9 @@ from collections import OrderedDict
 from contextlib import closing
 
 import pytest
+import ray
 from mlflow.tracking._tracking_service import utils
+from ray._raylet import AuthenticationTokenLoader
 
 from attune.platform.data.prepare import prepare
 from attune.platform.runs.record import find_run
@@ -32,11 +34,12 @@ def local_ray(tmp_path_factory):
         patched.setenv("RAY_worker_niceness", "0")  # the workers start in time on a busy machine
         patched.chdir(tmp_path_factory.mktemp("workers"))
         patched.setenv("RAY_AUTH_TOKEN", "0" * 64)
+        # Ray caches the token of the first cluster of a process, which another test may have used.
+        AuthenticationTokenLoader.instance().reset_cache()
         cluster.connect()
-        import ray
-
         yield
         ray.shutdown()
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def write_data(folder):

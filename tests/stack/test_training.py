@@ -172,8 +172,8 @@ def test_stage_independent_settings_do_not_change_a_stage(begin, name):
             run = begin(name, f"other-{key}", max_steps=steps, **settings, **{key: value})
             assert train_run(run)
             assert (run.stage_model(stage) / MODEL_WEIGHTS).read_bytes() == expected, key
-            steps = [sharing.steps_until_shared_stage(r, stage) for r in (run, base)]
-            assert steps[0] == steps[1]
+            shared_steps = [sharing.steps_until_shared_stage(r, stage) for r in (run, base)]
+            assert shared_steps[0] == shared_steps[1]
 
 
 def test_a_run_that_starts_after_a_shared_stage_gives_the_same_result(begin):
