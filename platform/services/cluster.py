@@ -32,8 +32,7 @@ RETRIES = 3
 
 
 def use_token(address: str | None = None) -> None:
-    """Set Ray's authentication variables. Call it before Ray is imported, which reads them only
-    then.
+    """Set Ray's authentication variables, best before Ray is imported.
 
     The local stack and a cluster that this process starts use the token in `ATTUNE_HOME`, unless
     the user has a token; Ray would write one to `~/.ray`, readable for everyone.
@@ -52,6 +51,19 @@ def use_token(address: str | None = None) -> None:
         elif os.environ.get("RAY_AUTH_MODE", "token") == "token":
             stack.create_token()
         _set_variables(variables)
+    _refresh_variables()
+
+
+def _refresh_variables() -> None:
+    """Make Ray read its variables again if it was imported before they were set."""
+    if "ray" not in sys.modules:
+        return
+    import ray
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    if not ray.is_initialized():
+        Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _user_has_token() -> bool:
