@@ -34,11 +34,10 @@ def local_ray(tmp_path_factory):
         patched.setenv("RAY_worker_niceness", "0")  # the workers start in time on a busy machine
         patched.chdir(tmp_path_factory.mktemp("workers"))
         patched.setenv("RAY_AUTH_TOKEN", "0" * 64)
-        # Ray caches the token of the first cluster of a process, which another test may have used.
-        AuthenticationTokenLoader.instance().reset_cache()
         cluster.connect()
         yield
         ray.shutdown()
+    # Ray caches a process's token, and other tests in this one have another.
     AuthenticationTokenLoader.instance().reset_cache()
 
 
