@@ -24,12 +24,14 @@ UTTERANCES = [{"role": "speaker", "text": "I won."}, {"role": "listener", "text"
 GOOD = json.dumps({"id": "a", "emotion": "proud", "split": "train", "utterances": UTTERANCES})
 
 MEASURE = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from attune.platform.data.prepare import prepare
 manifest = prepare(sys.argv[1], Path(sys.argv[2]))
-print(manifest["rejected"]["rows"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())
+print(manifest["rejected"]["rows"], int(peak[1]) // 1024)
 """
+# Not `ru_maxrss`, which a process inherits from the one that starts it.
 
 
 @pytest.fixture(autouse=True)
